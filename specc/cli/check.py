@@ -33,5 +33,7 @@ def summary(config: Config) -> str:
     """Return a configuration in one line."""
     smallest, largest = config.file.buckets[0], config.file.buckets[-1]
     sizes = f"bucket {largest}" if smallest == largest else f"buckets {smallest}..{largest}"
-    rows = f", {config.file.budget} rows a request" if config.file.budget else ""
+    budgets = sorted({shape.budget for shape in config.shapes if shape.budget is not None})
+    every = ["all"] * any(shape.budget is None for shape in config.shapes if shape.num_steps)
+    rows = f", {' or '.join(map(str, [*budgets, *every]))} rows a request" if budgets else ""
     return f"{config.name}: {config.algorithm}, {config.drafted}{rows}, page {config.file.page_size}, {sizes}"

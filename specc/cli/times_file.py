@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from specc.compiler.support.diagnostics import Diagnostic, DiagnosticError
-from specc.runtime import AcceptanceShape, StepTimesError, read_step_times
-from specc.runtime.capabilities.shape import ShapeBuckets, StepTimes
+from specc.runtime import StepTimesError, read_step_times
+from specc.runtime.capabilities.shape import ShapeBuckets, StepTimes, by_bucket
 
 
 def times_in(path: Path, buckets: ShapeBuckets) -> StepTimes:
@@ -16,7 +16,7 @@ def times_in(path: Path, buckets: ShapeBuckets) -> StepTimes:
     """
     try:
         times = read_step_times(path, buckets)
-        AcceptanceShape(buckets, times=times)
+        by_bucket(buckets, times)
     except (StepTimesError, ValueError) as error:
         hint = "`specc tune --shapes CONFIG` measures them"
         raise DiagnosticError(Diagnostic("run/step-times", f"no step times in '{path}': {error}", hint=hint)) from error

@@ -1,6 +1,7 @@
 """The public names of the runtime, a line each. `errors` imports nothing, so a damaged file has an error of its own."""
 
 from .batch import Batch as Batch
+from .capabilities.budgets.confidence import ConfidenceShape as ConfidenceShape
 from .capabilities.collective import GroupCollective as GroupCollective
 from .capabilities.sampling import Sampling as Sampling
 from .capabilities.shape import AcceptanceShape as AcceptanceShape

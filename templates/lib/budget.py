@@ -94,10 +94,11 @@ def share_rows(
     requests,
     G: tl.constexpr,
     S: tl.constexpr,
+    STRIDE: tl.constexpr,
     REQUESTS: tl.constexpr,
     BITS: tl.constexpr,
 ):
-    """Rows i32[REQUESTS] that every one of `requests` has of G times as many, by estimates f32[requests, S].
+    """Rows i32[REQUESTS] that every one of `requests` has of G times as many, by the first S of estimates f32[STRIDE].
 
     One lane stands for one draft, place by place. The least estimate that has a row is found bit by bit, then the last
     of the drafts that are as probable; keys are estimates' bits, which are ordered as numbers from 0 on are.
@@ -108,7 +109,7 @@ def share_rows(
     place, request = draft // REQUESTS, draft % REQUESTS
     alive = tl.load(rows_ptr + request, mask=request < requests, other=0) != 0
     there = alive & (place < S)
-    estimate = tl.load(estimate_ptr + request * S + place, mask=there, other=0.0)
+    estimate = tl.load(estimate_ptr + request * STRIDE + place, mask=there, other=0.0)
     key = tl.where(there, probability(estimate).to(tl.int32, bitcast=True), -1)
     root = (alive & (place == 0)).to(tl.int32)
     roots = tl.sum(root, axis=0)
@@ -125,3 +126,28 @@ def share_rows(
         end = tl.where(tl.sum((equal & (draft < further)).to(tl.int32), axis=0) <= left, further, end)
     taken = (key > least) | (equal & (draft < end))
     return tl.sum(tl.reshape(taken.to(tl.int32) + root, [PLACES, REQUESTS]), axis=0)
+
+
+@triton.jit
+def expected_tokens(
+    estimate_ptr,
+    rows_ptr,
+    b,
+    requests,
+    G: tl.constexpr,
+    S: tl.constexpr,
+    STRIDE: tl.constexpr,
+    REQUESTS: tl.constexpr,
+    BITS: tl.constexpr,
+):
+    """Tokens that request b is expected to emit if each had S drafts and G rows; the other parameters as above."""
+    mine = S + 1
+    if G <= S:
+        lens = share_rows(estimate_ptr, rows_ptr, requests, G, S, STRIDE, REQUESTS, BITS)
+        mine = tl.sum(tl.where(tl.arange(0, REQUESTS) == b, lens, 0), axis=0)
+    alive = tl.load(rows_ptr + b) != 0
+    expected = tl.where(alive, 1.0, 0.0)
+    for place in tl.static_range(S):
+        estimate = probability(tl.load(estimate_ptr + b * STRIDE + place))
+        expected += tl.where(alive & (place < mine - 1), estimate, 0.0)
+    return expected

@@ -6,6 +6,7 @@ What a program does is compared with a choice in plain Python over what a draft 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,26 +71,36 @@ class Text:
         return [math.prod(each[: place + 1]) for place in range(len(each))]
 
     def learn(self, confidence: Sequence[float], room: int) -> None:
-        """Take note of the drafts of the last step that were judged."""
+        """Take note of the drafts of the last step that were judged; nothing of a step without drafts."""
+        if not confidence:
+            return
         self.accepted = 0.97 * (self.accepted + self.lens[-1] - 1)
         self.expected = 0.97 * (self.expected + sum(confidence[: min(room, self.lens[-1])]))
 
 
-def step(running: Sequence[Text], steps: int, each: int) -> None:
-    """One step of a batch: rows go to the best drafts, and what is right of those is accepted."""
-    guessed = [guess(text.drafts, text.known, steps) for text in running]
-    spare = each * len(running) - len(running)
-    survivals = [text.survivals(confidence) for text, (_, confidence) in zip(running, guessed, strict=True)]
+def shares(survivals: Sequence[Sequence[float]], each: int) -> list[int]:
+    """How many drafts of each request have a row, if there are so many rows a request: the best of the batch."""
     order = [(-p, place, b) for b, own in enumerate(survivals) for place, p in enumerate(own)]
-    taken = sorted(order)[:spare]
-    for b, text in enumerate(running):
-        room = sum(request == b for _, _, request in taken)
+    taken = Counter(b for _, _, b in sorted(order)[: (each - 1) * len(survivals)])
+    return [taken[b] for b in range(len(survivals))]
+
+
+def step(running: Sequence[Text], steps: int, each: int) -> list[list[float]]:
+    """One step of a batch: rows go to the best drafts, and what is right of those is accepted.
+
+    Returns how probable it was of each draft that it and those before it are accepted.
+    """
+    guessed = [guess(text.drafts, text.known, steps) for text in running]
+    survivals = [text.survivals(confidence) for text, (_, confidence) in zip(running, guessed, strict=True)]
+    rooms = shares(survivals, each)
+    for b, (text, room) in enumerate(zip(running, rooms, strict=True)):
         text.rows.append(1 + room)
         wanted = text.tokens[text.known : text.known + room]
         right = [token == want for token, want in zip(guessed[b][0], wanted, strict=False)]
         text.lens.append(1 + (right.index(False) if False in right else len(right)))
         text.known += text.lens[-1]
         text.learn(guessed[b][1], room)
+    return survivals
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

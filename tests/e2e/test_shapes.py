@@ -76,7 +76,7 @@ class AnyShape(Turns):
 
 def alone(config: Config, shape: Shape) -> Config:
     """A configuration of one of the shapes and no other."""
-    steps, topk, nodes = shape
+    steps, topk, nodes, _ = shape
     return replace(config, steps=steps, topk=topk, nodes=nodes, shallower=(), others=())
 
 

@@ -143,7 +143,7 @@ def lengths_of(config: Config, prompt: tuple[int, ...], shapes: Sequence[Shape] 
     if draft is not None:
         alone = memoryless(target_of(config.algorithm), draft, text, shifted=config.algorithm != "STANDALONE")
     while at < min(len(prompt) + NEW, len(text)):
-        steps, topk, nodes = next(turns)
+        steps, topk, nodes, _ = next(turns)
         if draft is None:
             branches = looked_up(text[:at], topk, steps)
             candidates = comb([token for branch in branches for token in branch][: nodes - 1], steps)

@@ -110,7 +110,7 @@ class Config:
     part: tuple[int, ...] = field(default=(), repr=False)
     family: str = field(default="llama", repr=False)
     form: str = field(default="engine", repr=False)
-    budget: int | None = field(default=None, repr=False)
+    budget: int | tuple[int | str, ...] | None = field(default=None, repr=False)
 
     @property
     def drafted(self) -> dict[str, Any]:
@@ -120,7 +120,7 @@ class Config:
             return {"topk": self.topk, "num_steps": steps, "num_draft_tokens": self.nodes}
         names = ("num_steps", "topk", "num_draft_tokens")
         shapes = Shape(self.steps, self.topk, self.nodes), *self.others
-        listed: list[dict[str, Any]] = [dict(zip(names, shape, strict=True)) for shape in shapes]
+        listed: list[dict[str, Any]] = [dict(zip(names, shape[:3], strict=True)) for shape in shapes]
         for shape, share in zip(listed, self.shares, strict=False):
             shape["buckets"] = list(share)
         return {"shapes": listed}
@@ -141,7 +141,7 @@ class Config:
             "verify_rows": self.rows,
             "penalties": self.penalties,
             "draft_sampling": self.draft_sampling,
-            **({"budget": self.budget} if self.budget else {}),
+            **({"budget": list(self.budget) if isinstance(self.budget, tuple) else self.budget} if self.budget else {}),
             **(
                 {"outputs": ["logprobs"], "logprobs": self.logprobs, "best_logprobs": self.best}
                 if self.logprobs

@@ -83,6 +83,41 @@ def test_the_best_drafts_have_rows(launcher: Launcher, kind: str, seed: int, ste
         assert made[f"packed_{name}"].flatten().tolist() == flat + [0] * (each * len(rows) - len(flat))
 
 
+def expectation(estimate: Tensor, rows: Tensor, drafts: int, each: int) -> list[float]:
+    """Tokens that every request emits on average if each has so many drafts, and as many rows."""
+    lens = shares(estimate[:, :drafts], rows, each * len(rows))
+    own = zip(estimate.tolist(), lens, strict=True)
+    return [float(n > 0) + sum(probability(p) for p in request[: max(0, n - 1)]) for request, n in own]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shared", [True, False])
+@quicker
+@given(seed=SEEDS, steps=st.integers(2, 6))
+def test_other_budgets_are_expected_beside_the_own(
+    launcher: Launcher, shared: bool, kind: str, seed: int, steps: int
+) -> None:
+    """Also where rows are not shared out at all; of fewer drafts, and of none."""
+    source = generator(seed)
+    rows, each = random_batch(source), integer(source, 1, steps)
+    pairs = sorted({(drafts, integer(source, 1, drafts + 1)) for drafts in (0, integer(source, 1, steps), steps)})
+    module = taking(steps, each) if shared else small_module(S=steps, A=steps + 1)
+    b = TypedBuilder(module)
+    with b.phase("verify"):
+        estimate = module.find("budget.take")[0]["estimate"] if shared else b.given("estimate", "f32", "S")
+        attrs = {"columns": len(pairs), "shapes": ", ".join(f"{drafts}:{own}" for drafts, own in pairs)}
+        b.hand_out(b("budget.expect", estimate, module.inputs["req_pool_indices"], names=("expected",), **attrs))
+    ((stem, cluster),) = form(module)
+    assert stem == ("budget_take" if shared else "budget_expect")
+    found = random_estimates(source, len(rows), steps, kind)
+    given = {"req_pool_indices": rows, "estimate": found}
+    if shared:
+        given |= {name: torch.randint(0, 10**12, (len(rows), steps + 1), generator=source) for name in "xy"}
+    made = check_cluster(launcher, module, stem, cluster, source, given)["expected"]
+    want = [expectation(found, rows, *pair) for pair in pairs]
+    torch.testing.assert_close(made.T, torch.tensor(want), rtol=1e-6, atol=0.0)
+
+
 def random_share(source: torch.Generator, rows: Tensor, steps: int, each: int) -> tuple[Tensor, Tensor]:
     """Rows that every request has, and where they begin."""
     estimate = torch.rand(len(rows), steps, generator=source)

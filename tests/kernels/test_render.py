@@ -41,6 +41,7 @@ PROGRAMS: list[dict[str, Any]] = [
     {"algorithm": "NGRAM", **TREE, "options": {"corpus": "words.txt"}},
     {"algorithm": "EAGLE", "target": {"state_layers": 2, "state_form": "select"}},
     {"algorithm": "EAGLE", "budget": 2},
+    {"algorithm": "EAGLE", "budget": [2, "all"]},
 ]
 WRITTEN = {*COMPOSED, "cut", "score"}
 """Families that write their kernels' statements; the others have a template."""

@@ -119,6 +119,14 @@ def whole_of(keys: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in keys.items() if key not in own} | {"target": target}
 
 
+def budgets(steps: int) -> st.SearchStrategy[int | list[int | str]]:
+    """Budgets of a chain: a number, or several, of which the last may be all rows."""
+    several = st.sets(st.integers(2, steps), min_size=1, max_size=3).map(sorted)
+    return st.integers(2, steps) | st.builds(
+        lambda some, every: [*some, *every], several, st.sampled_from([[], ["all"]])
+    )
+
+
 WHOLE_KEYS = ("num_draft_tokens", "mask", "context_length", "budget")
 OF_VLLM = ("STANDALONE", "EAGLE", "EAGLE3")
 
@@ -167,7 +175,7 @@ def whole_configs(draw: st.DrawFn, algorithms: Sequence[str], topk: int | None =
     able = algorithm in ESTIMATED and topk == 1 < steps and "head" not in draft
     if able and verified in ({"verify": "greedy"}, {"verify": "target_only"}) and draw(st.booleans()):
         handed = {"hidden_states", "logprobs"} if verified["verify"] == "greedy" else {"hidden_states"}
-        verified = verified | {"budget": draw(st.integers(2, steps))}
+        verified = verified | {"budget": draw(budgets(steps))}
         outputs = [name for name in outputs if name in handed]
     return {
         "name": "random",

@@ -57,7 +57,7 @@ def test_passes_preserve_the_program(keys: dict[str, Any], seed: int) -> None:
         if name == "rotate-step" and loaded.config.file.step == "rotated":
             assert_rotated(base, trace)
             base = trace
-        if name == "select-budgets" and loaded.config.file.budget:
+        if name == "select-budgets" and loaded.config.shape.budget is not None:
             base = seen_less(base, trace)
         assert_same(base, trace, f"after {name}")
     assert set(module.carries) == carried(loaded.config)
@@ -136,6 +136,7 @@ BITS |= {name: {0, 1} for name in ("DFLASH", "DFLASH2", "DSPARK")}
 SCENARIOS = [(name, {"num_steps": 4}) for name in names()] + [(name, TREE) for name in names() if needs(name).trees]
 SCENARIOS += [(name, {"num_steps": 4, "draft": {"head": "int8"}}) for name in ("STANDALONE", "EAGLE")]
 SCENARIOS += [(name, {"num_steps": 4, "budget": 3}) for name in ESTIMATED]
+SCENARIOS += [("EAGLE", {"num_steps": 4, "budget": [2, 3]}), ("DFLASH", {"num_steps": 4, "budget": [2, "all"]})]
 OPTIONS = {"NGRAM": {"options": {"window": 64, "corpus": "notes.txt"}}}
 
 

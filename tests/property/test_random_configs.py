@@ -60,8 +60,9 @@ def launches(keys: dict[str, Any]) -> int:
     heads = {"DFLASH": 1, "DFLASH2": 1, "DSPARK": 1, "NGRAM": 0}.get(keys["algorithm"], steps)
     head = keys.get("draft", {}).get("head", "engine")
     computed = (head != "engine") + (head in ("int8", "fp8"))  # before what reads its logits; rows get 8 bits before it
-    if keys.get("budget"):  # rows are shared out, and hidden rows brought to their requests
-        around += 1 + (keys["algorithm"] != "STANDALONE" or "hidden_states" in keys["outputs"])
+    if keys.get("budget"):  # rows are shared out, and hidden rows brought to their requests; or budgets are compared
+        packed = isinstance(keys["budget"], int) or keys["budget"][-1] != "all"
+        around += 1 + (packed and (keys["algorithm"] != "STANDALONE" or "hidden_states" in keys["outputs"]))
     return around + between.get(keys["algorithm"], recurrent) + heads * computed
 
 

@@ -24,7 +24,7 @@ def _at_once(scope: Scope, state: State, root: Value, logits: Value) -> Nodes:
     if scope.config.shape.is_tree:
         return _products(scope, state, root, logits)
     b = scope.b
-    if scope.config.file.budget is not None:
+    if scope.config.budgeted:
         return _with_confidence(scope, state, root, logits)
     drafts, bad, source = chosen(scope, logits, state.seq_lens, 0, ("drafts", "draft_bad"), stem="block_", axis="S")
     state.health = b("health.raise", state.health, bad, names=("health_draft",), bit=DRAFT_BIT)

@@ -46,7 +46,7 @@ class LoadedConfig:
         """Return where a value was written; else its key, the block around it, or the first key.
 
         ``location("target", "hidden_size")``, ``location("buckets", 2)``. Where shapes are listed, ``num_steps``,
-        ``topk`` and ``num_draft_tokens`` are those of this one, and ``buckets``, where it has its own.
+        ``topk``, ``num_draft_tokens`` and ``budget`` are those of this one, and ``buckets``, where it has its own.
         """
         block = path_of(self.config.file, self.config.shape)
         key = key_path[0] if key_path else None

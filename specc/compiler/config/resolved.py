@@ -178,7 +178,7 @@ class Config:
         """What counts of a key of the file: what was settled of it, or what is written."""
         shape = self.shape
         of_shape = {"num_steps": shape.num_steps, "topk": shape.topk, "num_draft_tokens": shape.num_nodes}
-        of_shape |= {"buckets": self.buckets, "shapes": self.shapes}
+        of_shape |= {"buckets": self.buckets, "shapes": self.shapes, "budget": shape.budget}
         if key in of_shape:
             return of_shape[key]
         return getattr(self, key) if key in self.__dataclass_fields__ else getattr(self.file, key)
@@ -227,6 +227,11 @@ class Config:
     def chain(self) -> bool:
         """Whether one token is drafted per step, so that there is no tree."""
         return self.topk == 1
+
+    @property
+    def budgeted(self) -> bool:
+        """Whether the target has, at some shape, not a row for every draft."""
+        return any(shape.budget is not None for shape in self.shapes)
 
     @property
     def widest(self) -> int:

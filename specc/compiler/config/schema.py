@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from specc.compiler.config.archs import ARCHS, GPUS, NATIVE, Arch, arch_of
 from specc.compiler.config.block import Block
+from specc.compiler.config.budget_entries import Budgets
 from specc.compiler.config.presets import Engine
 from specc.compiler.config.presets.engine_tables import TablesBlock
 from specc.compiler.ir.opdef import PAGES
@@ -193,6 +194,8 @@ class ShapeBlock(Block):
     """N: tokens that the target verifies per request, as for the key of a configuration with one shape."""
     buckets: Buckets | None = None
     """Batch sizes that this shape is compiled for, some of the configuration's buckets; all of them by default."""
+    budget: Budgets | None = None
+    """Rows that the target reads of a request, as for the key of a configuration with one shape; all by default."""
 
 
 class ConfigFile(Block):
@@ -226,10 +229,11 @@ class ConfigFile(Block):
     shapes: Annotated[list[ShapeBlock], Field(min_length=1, max_length=16)] | None = None
     """Several shapes, in place of num_steps, topk and num_draft_tokens: the wheel holds a program for each of them,
     between which requests may change at any step."""
-    budget: Annotated[int, Field(strict=True, ge=2, le=16)] | None = None
+    budget: Budgets | None = None
     """Rows that the target reads of a request, its root included, on average over the batch: those of the drafts that
     are most probably accepted, so that requests have different numbers. A chain's with verify: greedy or target_only.
-    Default: all num_steps + 1."""
+    A list, ascending, compiles a program for each, between which requests may change at any step; in a list all, the
+    last, stands for a step that reads every draft. Default: all num_steps + 1."""
     page_size: Annotated[int, Field(strict=True, ge=1, le=MOST_TOKENS)] = 1
     """Tokens per page of the KV pool."""
     max_requests: Annotated[Count, Field(le=1 << 20)] | None = None
@@ -380,7 +384,7 @@ def _without_null(node: object) -> object:
     if isinstance(plain.get("description"), str):
         plain["description"] = " ".join(plain["description"].split())
     options = [option for option in plain.get("anyOf", []) if option != {"type": "null"}]
-    if "anyOf" in plain and len(options) == 1:
+    if "anyOf" in plain:
         del plain["anyOf"]
-        plain = {**options[0], **plain}
+        plain = {**(options[0] if len(options) == 1 else {"anyOf": options}), **plain}
     return plain

@@ -5,6 +5,7 @@ from __future__ import annotations
 from specc.compiler.kernels import (
     argmax,
     argmax_part,
+    budget_expect,
     budget_rows,
     budget_take,
     compact,
@@ -50,6 +51,7 @@ LONE: dict[str, Family] = {
         duplicate_tail.FAMILY,
         compact.FAMILY,
         budget_take.FAMILY,
+        budget_expect.FAMILY,
         budget_rows.FAMILY,
         stash.FAMILY,
         state_select.FAMILY,

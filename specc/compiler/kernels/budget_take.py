@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from specc.compiler.ir.core import Module
-from specc.compiler.ir.ops.budget import PACK, TAKE
-from specc.compiler.kernels.writing.family import Cluster, Family, KernelArguments, Spec, only, power_of_two
+from specc.compiler.ir.core import Module, Op
+from specc.compiler.ir.ops.budget import EXPECT, PACK, TAKE
+from specc.compiler.kernels.writing.family import Cluster, Family, KernelArguments, Spec, in_order, only, power_of_two
 from specc.compiler.kernels.writing.knobs import WARPS, Knobs
 
 _PER_WARP = 512
@@ -17,18 +17,21 @@ class BudgetTake(Family):
     """A launch of its own: it reads what the drafts of all requests have left.
 
     Every program shares the rows out by itself, for which none has to wait for another, and packs those of its request.
+    What other budgets would do is expected in the same launch.
     """
 
     stem = "budget_take"
 
     def candidates(self, module: Module) -> Iterable[Cluster]:
-        """Every choice, with all that is packed by it."""
+        """Every choice, with all that is packed by it and all that is expected of the same estimates."""
         for take in module.find(TAKE):
-            yield take, *(op for op in module.users(take.out("starts")) if op.opcode == PACK)
+            beside = [op for op in module.find(EXPECT) if op.operands == take.operands]
+            packs = [op for op in module.users(take.out("starts")) if op.opcode == PACK]
+            yield in_order(module, [take, *packs, *beside[:1]])
 
     def spec(self, module: Module, name: str, cluster: Cluster) -> Spec:
         """See `Family.spec`."""
-        take, packs = only(cluster, TAKE), cluster[1:]
+        take, packs = only(cluster, TAKE), [op for op in cluster if op.opcode == PACK]
         arguments = KernelArguments()
         for operand in ("estimate", "rows"):
             arguments.value(f"{operand}_ptr", take[operand])
@@ -37,17 +40,18 @@ class BudgetTake(Family):
         for number, op in enumerate(packs):
             arguments.value(f"value{number}_ptr", op["value"])
             arguments.value(f"packed{number}_ptr", op.result)
-        requests = power_of_two(module.size("B"))
-        drafts = requests * power_of_two(module.size("S"))
-        sizes = ((axis, module.size(axis)) for axis in ("G", "S", "A"))
-        constants = *sizes, ("REQUESTS", requests), ("BITS", 1 + drafts.bit_length())
+        expects = [op for op in cluster if op.opcode == EXPECT]
+        for op in expects:
+            arguments.value("expected_ptr", op.result)
+        pairs = [pair for op in expects for pair in expected(op)]
+        constants = (("G", module.size("G")), *sizes(module), ("A", module.size("A")), *pairs)
         return Spec(
             self.stem,
-            {"values": len(packs)},
+            {"values": len(packs), "expects": names(pairs)},
             constants,
             tuple(arguments.parameters),
-            num_warps=min(16, max(1, drafts // _PER_WARP)),
-            tiles=f"{drafts} drafts of all requests, in every program",
+            num_warps=warps(module),
+            tiles=f"{_drafts(module)} drafts of all requests, in every program",
         )
 
     def grid(self, module: Module, cluster: Cluster, batch: int) -> tuple[int, int, int]:
@@ -57,6 +61,36 @@ class BudgetTake(Family):
     def knobs(self, module: Module, cluster: Cluster) -> Knobs:
         """See `Family.knobs`."""
         return Knobs(warps=WARPS)
+
+
+def expected(op: Op) -> list[tuple[str, int]]:
+    """The constants of what is expected: the rows and drafts of every column."""
+    pairs = [pair.split(":") for pair in str(op.attrs["shapes"]).split(", ")]
+    each = [(f"of_{drafts}_{rows}", int(drafts), int(rows)) for drafts, rows in pairs]
+    return [entry for name, drafts, rows in each for entry in ((f"ROWS_{name}", rows), (f"DRAFTS_{name}", drafts))]
+
+
+def names(pairs: Sequence[tuple[str, int]]) -> tuple[str, ...]:
+    """What the columns are called in their constants."""
+    return tuple(name.removeprefix("ROWS_") for name, _ in pairs[::2])
+
+
+def sizes(module: Module) -> tuple[tuple[str, int], ...]:
+    """The constants of sharing rows out: drafts of a request, lanes for requests, and bits of a count of all drafts."""
+    return ("S", module.size("S")), ("REQUESTS", _requests(module)), ("BITS", 1 + _drafts(module).bit_length())
+
+
+def warps(module: Module) -> int:
+    """Warps of a program that holds the drafts of all requests."""
+    return min(16, max(1, _drafts(module) // _PER_WARP))
+
+
+def _requests(module: Module) -> int:
+    return power_of_two(module.size("B"))
+
+
+def _drafts(module: Module) -> int:
+    return _requests(module) * power_of_two(module.size("S"))
 
 
 FAMILY = BudgetTake()

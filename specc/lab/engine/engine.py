@@ -71,10 +71,11 @@ class Engine:
         the target's. capture: see docs/runtime.md. share_prefixes: keep the pages of earlier texts, until they are
         needed, for requests that begin like them. overlap: launch a step before the last one's results are read; by
         default on a GPU, if lengths are relayed. shape: chooses what a step drafts, of a program for several
-        shapes, or is one of them; by default `AcceptanceShape`. nvtx: name what the host does in NVTX ranges, on
-        CUDA; see docs/engine.md. on_token: called for every emitted token, in order. Raises DiagnosticError when a
-        model does not fit, UnsupportedModelError when the program wants what no model here can give, or when a model's
-        scores over paged memory are not its own, which is found out once per model.
+        shapes, or is one of them; by default `AcceptanceShape`, or `ConfidenceShape` where there are budgets. nvtx:
+        name what the host does in NVTX ranges, on CUDA; see docs/engine.md. on_token: called for every emitted token,
+        in order. Raises DiagnosticError when a model does not fit, UnsupportedModelError when the program wants what no
+        model here can give, or when a model's scores over paged memory are not its own, which is found out once per
+        model.
         """
         self.program = program
         self.plan = plan = program.plan
@@ -281,8 +282,7 @@ class Engine:
             with self._recovering("reading the results", [r for _, r in live]), self._range("specc.read"):
                 result = flight.wait(live)
             self.stats.read(live, result, time.perf_counter() - started, is_prefill=flight.is_prefill)
-            if flight.shape is not None:  # all that was accepted: where a text ends says nothing of its drafts
-                self.shape.observe(flight.shape, [n for index, _ in live if (n := int(result.accept_lens[index]))])
+            flight.tell(self.shape, live, result)
             given = [(request, flight.emitted(request, result, index)) for index, request in live]
             self._give(given, flight.shape)
 

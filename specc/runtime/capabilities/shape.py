@@ -99,7 +99,8 @@ class AcceptanceShape:
         expected: tokens that all requests of the last choice are expected to commit in a unit of `times`; None before
             the first choice, and without times.
 
-    Raises ValueError without shapes, on numbers that make no sense, and for a bucket without a time.
+    Raises ValueError without shapes, on numbers that make no sense, for a bucket without a time, and for shapes that
+    differ in their rows alone: what is accepted says nothing of drafts without a row, and `ConfidenceShape` chooses.
 
     """
 
@@ -121,9 +122,11 @@ class AcceptanceShape:
             raise ValueError("a shape drafts, no cost is below 0, window and pull are above")
         if gain < 0 or patience < 0:
             raise ValueError("gain and patience are not below 0")
+        if len({shape[:3] for shape in buckets}) < len(buckets):
+            raise ValueError("shapes differ in their rows alone, and what is accepted does not tell them apart")
         self._step_cost, self._node_cost, self._pull = step_cost, node_cost, pull
         self._gain, self._patience = gain, patience
-        self._times, self._shapes = times, _by_bucket(buckets, times)
+        self._times, self._shapes = times, by_bucket(buckets, times)
         self._keep, self._keep_untried = (1.0 - min(1.0, 1.0 / steps) for steps in (window, UNTRIED * window))
         kinds = sorted({_kind(shape) for shape in buckets if shape.num_steps})
         self._tried = {kind: [0.0] * max(steps) for kind in kinds}
@@ -189,15 +192,22 @@ class AcceptanceShape:
             committed += reached
         if self._times is not None:
             return committed / self._times[shape][bucket]
-        nodes = max(1, requests) * (shape.num_nodes - 1)
-        return committed / (1.0 + self._step_cost * shape.num_steps + self._node_cost * nodes)
+        return committed / modelled_time(shape, requests, self._step_cost, self._node_cost)
 
 
 def _kind(shape: Shape) -> Kind:
     return (shape.topk, shape.num_nodes) if shape.is_tree else (1, 0)
 
 
-def _by_bucket(buckets: ShapeBuckets, times: StepTimes | None) -> dict[int, list[Shape]]:
+def modelled_time(shape: Shape, requests: int, step_cost: float, node_cost: float) -> float:
+    """How long a step takes, in times of one without drafts, where each draft step and each further row costs as much.
+
+    Rows are those that the target reads of all requests.
+    """
+    return 1.0 + step_cost * shape.num_steps + node_cost * max(1, requests) * (shape.rows - 1)
+
+
+def by_bucket(buckets: ShapeBuckets, times: StepTimes | None) -> dict[int, list[Shape]]:
     """By bucket, ascending, the shapes to choose from, ascending. ValueError for times that are none, or lack."""
     shapes: dict[int, list[Shape]] = {size: [] for size in sorted(set[int]().union(*buckets.values()))}
     for shape in sorted(buckets):

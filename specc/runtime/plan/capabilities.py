@@ -77,11 +77,15 @@ SHAPES = Capability(
     "several numbers in `num_steps`, or `shapes`",
     lambda plans: len(plans) > 1,
 )
+BUDGETS = Capability(
+    ("capabilities/budgets/confidence.py",), ("ConfidenceShape",), "several shapes, some with a `budget`",
+    lambda plans: len(plans) > 1 and any(plan.shape.budget is not None for plan in plans),
+)  # fmt: skip
 TABLES = Capability(
     ("capabilities/draft_tables.py", "plan/token_map.py"), ("read_listed_tokens",), "`draft.head`",
     lambda plans: any(MADE & plan.inputs.keys() for plan in plans),
 )  # fmt: skip
-CAPABILITIES = (SAMPLING, RECORDS, RANKS, MOVES, STATES, OPS, ROTATED, SHAPES, TABLES)
+CAPABILITIES = (SAMPLING, RECORDS, RANKS, MOVES, STATES, OPS, ROTATED, SHAPES, BUDGETS, TABLES)
 
 
 def lacking(owner: str, name: str) -> AttributeError:

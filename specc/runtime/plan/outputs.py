@@ -19,6 +19,7 @@ MEANINGS = {
     "new_seq_lens": "i64[b]: committed lengths after the step",
     "bonus": "i32[b]: the last token that a request emits, not read by the target yet; of a prefill the first",
     "health": "i32[b]: a bit for everything that went wrong, named by `faults`; 0 is healthy",
+    "expected_tokens": "f32[b, n]: how many tokens a request is expected to emit at each shape of no more drafts",
     "drafts": "i64[b, S]: what the target is to read behind `bonus` before the next step",
     "accept_index": "i32[b, A]: numbers of the accepted nodes in the batch, b * N + column; -1 from `accept_lens` on",
     "hidden_states": "T[b, A, W]: the target's hidden states along the accepted path",

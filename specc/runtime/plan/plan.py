@@ -290,7 +290,8 @@ class Plan:
     @property
     def shape(self) -> Shape:
         """What it drafts and verifies; of a rotated step what it verifies, since it drafts for a step of any shape."""
-        return Shape(self.size("A") - 1 if self.rotated else self.size("S"), self.size("K"), self.size("N"))
+        steps = self.size("A") - 1 if self.rotated else self.size("S")
+        return Shape(steps, self.size("K"), self.size("N"), self.dims.get("G"))
 
     @property
     def ranks(self) -> int:

@@ -90,16 +90,39 @@ def budget_take(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     the lower place on ties, then the lower request. An estimate that is NaN or negative counts as 0. Padding has none.
     """
     estimate, rows = operands
+    lens = _shared(estimate, rows, dims["G"])
+    ends = lens.cumsum(0)
+    return lens.to(torch.int32), (ends - lens).to(torch.int32)
+
+
+@register("budget.expect")
+def budget_expect(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Estimates f32[B, S], rows i64[B] -> expected tokens f32[B, n]: of each of n pairs `drafts:rows` of `shapes`.
+
+    A request emits one token, and each of its drafts that has a row as often as is estimated; padding emits none.
+    """
+    estimate, rows = operands
+    columns: list[Tensor] = []
+    for pair in attrs["shapes"].split(", "):
+        drafts, each = map(int, pair.split(":"))
+        lens = _shared(estimate[:, :drafts], rows, each)
+        expected = (rows != 0).to(torch.float32)
+        for place in range(drafts):  # in this order
+            expected = expected + torch.where(place < lens - 1, _probability(estimate[:, place]), 0.0)
+        columns.append(expected)
+    return (torch.stack(columns, dim=1),)
+
+
+def _shared(estimate: Tensor, rows: Tensor, each: int) -> Tensor:
+    """Rows i64[B] of every request, of `each` times as many as there are requests."""
     count, steps = estimate.shape
     live = rows != 0
     order = torch.where(live[:, None], _probability(estimate), -1.0).t().flatten()  # place by place
     place = torch.empty_like(order, dtype=torch.int64)
     place[ranking(order)] = torch.arange(order.numel(), device=order.device)
     roots = live.sum()
-    spare = torch.minimum(count * dims["G"] - roots, roots * steps)
-    lens = torch.where(live, 1 + (place < spare).view(steps, count).sum(0), 0)
-    ends = lens.cumsum(0)
-    return lens.to(torch.int32), (ends - lens).to(torch.int32)
+    spare = torch.minimum(count * each - roots, roots * steps)
+    return torch.where(live, 1 + (place < spare).view(steps, count).sum(0), 0)
 
 
 @register("budget.cut")

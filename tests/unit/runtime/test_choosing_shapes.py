@@ -113,7 +113,7 @@ def test_a_time_counts_in_its_bucket_alone() -> None:
 
 
 def test_it_starts_with_the_deepest_whatever_the_order() -> None:
-    assert of_chains([3, 1, 5, 5]).choose(1) == (5, 1, 6)
+    assert of_chains([3, 1, 5, 5]).choose(1) == Shape(5, 1, 6)
 
 
 def test_one_shape_is_kept() -> None:
@@ -295,7 +295,7 @@ def test_trees_and_chains_change_places(narrow: float, wide: float, requests: in
     rates, chosen = {1: narrow, 4: wide}, list[Shape]()
     for _ in range(1500):
         chosen.append(policy.choose(requests))
-        steps, topk, _ = chosen[-1]
+        steps, topk, *_ = chosen[-1]
         policy.observe(chosen[-1], [accept_len(random, rates[topk], steps) for _ in range(requests)])
     values = {
         shape: speed([rates[shape.topk]] * shape.num_steps, shape.num_steps, 0.0) / by_bucket[requests]

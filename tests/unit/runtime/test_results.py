@@ -60,7 +60,7 @@ def test_every_output_of_a_configuration_is_typed() -> None:
     """Those of `outputs:` with what comes along, and those that are always there, of a step and of a prefill."""
     asked = get_args(get_args(typing.get_type_hints(ConfigFile)["outputs"])[0])
     best = {"best_tokens", "best_logprobs"}
-    assert {*asked, *best, *DECODED, "drafts"} == MEANINGS.keys()
+    assert {*asked, *best, *DECODED, "expected_tokens", "drafts"} == MEANINGS.keys()
     of_prefills = {*PREFILLED, "logprobs", *best}
     for kind, names in (
         *((kind, MEANINGS.keys() - {"drafts"}) for kind in (StepResult, HostResult)),

@@ -80,7 +80,7 @@ def grow_tree(
 
 def _first_confidence(scope: Scope, p: Value) -> Value | None:
     """How probable the draft finds its tokens, f32[B, S], of which the first is there; None without a budget."""
-    if scope.config.file.budget is None:
+    if not scope.config.budgeted:
         return None
     with scope.b.phase("draft"), scope.b.at(scope.at("budget")):
         return scope.b("budget.start", p, names=("confidence",))

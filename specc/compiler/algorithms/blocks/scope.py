@@ -207,7 +207,7 @@ def _declare_dims(module: Module, config: Config) -> None:
         Dim("D", "forward", max(0, config.num_steps - 1)),
         Dim("N", "node", config.num_nodes),
         Dim("A", "path", config.path_slots),
-        *([Dim("G", "budget", config.file.budget)] if config.file.budget else []),
+        *([] if config.shape.budget is None else [Dim("G", "budget", config.shape.budget)]),
         Dim("V", "vocab", config.target.vocab_size),
         *drafts,
         *(Dim(name, "vocab_shard", size) for name, size in shards.items()),

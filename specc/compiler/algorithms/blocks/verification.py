@@ -10,11 +10,14 @@ from specc.compiler.algorithms.blocks.rejection import Source, decide, sampled
 from specc.compiler.algorithms.blocks.sampling import drawn, draws
 from specc.compiler.algorithms.blocks.scope import Scope, dtype_of, logits_dtype_of
 from specc.compiler.ir.core import Value
-from specc.compiler.ir.ops.budget import LIMIT
+from specc.compiler.ir.ops.budget import EXPECT, LIMIT
 from specc.compiler.ir.ops.health import TARGET_BIT
 from specc.compiler.ir.ops.model import COMMIT_STATE, TARGET
 from specc.compiler.ir.ops.tree import SEEN_SLOTS
+from specc.runtime.plan.shape import shapes_expected
 
+EXPECTED = "expected_tokens"
+"""The output that a choice among budgets is made by."""
 AGREEMENT, MOST_AGREED = "agreement", 1 << 12
 """What a request carries of its drafts: how many were accepted, and expected, lately; more than it can come to."""
 
@@ -44,7 +47,7 @@ class Nodes:
     """What the target verifies: tokens [B, n], and parents and depths of a tree; without them a chain.
 
     q: what the drafts were drawn from, if they were, in the order of the columns.
-    confidence: how probable the draft finds each of its tokens, f32[B, S], where the target has not a row for all.
+    confidence: how probable the draft finds each of its tokens, f32[B, S], of a program with a budget.
     estimate: how probable it is then that each draft and those before it are accepted, f32[B, S].
     """
 
@@ -113,7 +116,7 @@ def finish_prefill(scope: Scope, health: Value, first: Value, fields: dict[str, 
         store(scope, fields)
         if scope.config.file.overlap:
             scope.b.many("carry.store", scope.rows, scope.seq_lens, field="seq_lens")
-        if scope.config.file.budget is not None:
+        if scope.config.budgeted:
             scope.carry(AGREEMENT, "f32", 2, limit=MOST_AGREED, at=("budget",))
             with scope.b.at(scope.at("budget")):
                 store(scope, {AGREEMENT: scope.b("budget.begin", scope.rows, names=("no_agreement",))})
@@ -144,7 +147,7 @@ def verify(scope: Scope, state: State, nodes: Nodes, offers: str = "hidden_size"
     tree = scope.config.shape.is_tree
     if tree and (nodes.parent is None or nodes.depth is None):
         raise ValueError(f"topk is {scope.config.topk}, and these nodes are a chain: say Needs(trees=False)")
-    nodes = _estimated(scope, nodes)
+    nodes, expected = _estimated(scope, nodes)
     begun = restriction.begin(scope, nodes.tokens, state.seq_lens, nodes.parent)
     positions, logits, pending, hidden, extras = _target(scope, state, nodes, offers)
     with b.phase("verify"):
@@ -172,7 +175,7 @@ def verify(scope: Scope, state: State, nodes: Nodes, offers: str = "hidden_size"
             with b.at(scope.at("overlap")):
                 b.many("relay.publish", scope.rows, new_lens, field="seq_lens")
     always = {"predict": predict, "accept_lens": accept_lens, "new_seq_lens": new_lens, "bonus": bonus}
-    for name, value in (always | outputs).items():
+    for name, value in (always | expected | outputs).items():
         scope.output(name, value)
     with b.phase("commit"):
         logprobs.hand_out(scope, scored, predict, accept_index)
@@ -203,28 +206,36 @@ def _accept(
         path = b.many("verify.greedy", tokens, token, scope.rows, *links, names=names)
         _learn(scope, nodes, tokens, path[2])
         if not drafted:
-            rows = scope.config.file.verify_rows if nodes.estimate is None else "eager"  # its rows are not by request
+            packed = scope.config.shape.budget is not None
+            rows = "eager" if packed else scope.config.file.verify_rows  # packed rows are not by request
             with b.at(scope.at("verify_rows")):
                 bad = b("walk.bad", bad, path[1], names=("target_bad",), rows=rows)
         return logprobs.scored(scope, logits, mine, given, "scaled_logits"), path, bad
 
 
-def _estimated(scope: Scope, nodes: Nodes) -> Nodes:
-    """The nodes with estimates, if the target has not a row for all."""
-    if scope.config.file.budget is None:
-        return nodes
+def _estimated(scope: Scope, nodes: Nodes) -> tuple[Nodes, dict[str, Value]]:
+    """The nodes with estimates, if the target has not a row for all at some shape; by name what outputs say of them."""
+    if not scope.config.budgeted or scope.config.num_steps == 0:
+        return nodes, {}
     if nodes.confidence is None:
         message = f"budget needs to know how probable drafts are, which {scope.config.algorithm} does not say"
         scope.refuse("legal/budget", message, ("budget",), hint="leave budget out")
         raise AssertionError  # it has raised
     with scope.b.phase("draft"), scope.b.at(scope.at("budget")):
         agreement = scope.b("carry.load", scope.rows, names=(AGREEMENT,), field=AGREEMENT)
-        return replace(nodes, estimate=scope.b("budget.estimate", nodes.confidence, agreement, names=("estimate",)))
+        estimate = scope.b("budget.estimate", nodes.confidence, agreement, names=("estimate",))
+    nodes = replace(nodes, estimate=estimate)
+    if len(scope.config.shapes) == 1:
+        return nodes, {}
+    shapes = [f"{shape.num_steps}:{shape.rows}" for shape in shapes_expected(scope.config.shapes, scope.config.shape)]
+    with scope.b.phase("verify"), scope.b.at(scope.at("budget")):
+        attrs = {"columns": len(shapes), "shapes": ", ".join(shapes)}
+        return nodes, {EXPECTED: scope.b(EXPECT, estimate, scope.rows, names=(EXPECTED,), **attrs)}
 
 
 def _limited(scope: Scope, nodes: Nodes) -> Value:
     """The nodes' tokens less those for which the target has no row, in the phase verify; all without a budget."""
-    if nodes.estimate is None:
+    if nodes.estimate is None or scope.config.shape.budget is None:
         return nodes.tokens
     with scope.b.at(scope.at("budget")):
         return scope.b(LIMIT, nodes.tokens, nodes.estimate, scope.rows, names=("limited_tokens",))

@@ -68,8 +68,8 @@ class Proposal:
 
 def sizes(shape: Shape) -> str:
     """Return a shape as keys and values in YAML."""
-    steps, topk, nodes = shape
-    return f"num_steps: {steps}" + (f", topk: {topk}, num_draft_tokens: {nodes}" if topk > 1 else "")
+    tree = f", topk: {shape.topk}, num_draft_tokens: {shape.num_nodes}" if shape.topk > 1 else ""
+    return f"num_steps: {shape.num_steps}{tree}"
 
 
 def written(shapes: Iterable[ProposedShape]) -> Iterator[str]:

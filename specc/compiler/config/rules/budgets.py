@@ -1,26 +1,38 @@
-"""Rules about a budget of rows, by which the target reads fewer rows than are drafted."""
+"""Rules about budgets of rows, by which the target reads fewer rows than are drafted."""
 
 from __future__ import annotations
 
-from specc.compiler.config.rules.shapes import trees, written_shapes
+from itertools import pairwise
+
+from specc.compiler.config.budget_entries import ALL, Rows
+from specc.compiler.config.rules.shapes import WrittenShape, sound_shapes, trees, written_shapes
 from specc.compiler.config.rules.written_file import Written, refuse
-from specc.compiler.support.diagnostics import Diagnostic, Findings
+from specc.compiler.config.text.tree import Path
+from specc.compiler.support.diagnostics import Diagnostic, Findings, Note
 
 _HINT = "leave budget out: the target reads every draft then"
 
 
 def check_budget(written: Written) -> Findings[None]:
-    """Report a budget that is none, and what a program with one does not do yet."""
-    file, budget = written.file, written.file.budget
-    if budget is None or not written.sound("budget"):
+    """Report budgets that are none, and what a program with one does not do yet."""
+    file = written.file
+    if not written.sound("budget") or not sound_shapes(written):
         return
-    shapes = written_shapes(file) if written.sound("num_steps", "topk", "num_draft_tokens", "shapes") else ()
-    if len(shapes) == 1 and budget > shapes[0].num_steps:
-        message = f"budget is {budget}, and a chain of {shapes[0].num_steps} drafts has {shapes[0].num_steps + 1} rows"
-        yield Diagnostic("legal/budget", message, written.places.value("budget"), _HINT)
+    shapes = written_shapes(file)
+    given: dict[Path, list[WrittenShape]] = {}
+    for shape in shapes:
+        if shape.budgets:
+            given.setdefault((*shape.path, "budget"), []).append(shape)
+    for path, limited in given.items():
+        yield from _ascending(written, limited[0].budgets, path)
+        yield from _limiting(written, limited, path)
+    places = [path for path, limited in given.items() if any(rows != ALL for rows in limited[0].budgets)]
+    if not places:
+        return
+    several = file.shapes is not None or len(shapes) > 1 or len(shapes[0].budgets) > 1
     unable = {
-        "several shapes": len(shapes) > 1,
-        "trees": bool(shapes) and bool(trees(written)),
+        f"engine: {file.engine} and several shapes": file.engine is not None and several,
+        "trees": bool(trees(written)),
         f"verify: {file.verify}": file.weighs_drafts and written.sound("verify"),
         "draft_sampling: coupled": file.draft_sampling == "coupled",
         "verify_rows: lazy": file.verify_rows == "lazy",
@@ -31,4 +43,31 @@ def check_budget(written: Written) -> Findings[None]:
         **{f"the output {name}": name in file.outputs for name in ("accept_index", "routed_experts", "indexer_topk")},
     }
     for what, asked in unable.items():
-        yield from refuse(written, asked, f"a budget of rows with {what}", ("budget",), _HINT)
+        yield from refuse(written, asked, f"a budget of rows with {what}", places[0], _HINT)
+
+
+def _ascending(written: Written, budgets: tuple[Rows, ...], path: Path) -> Findings[None]:
+    """Check that several budgets ascend strictly, all rows being the most."""
+    for index, (before, after) in enumerate(pairwise(budgets), start=1):
+        if _size(after) <= _size(before):
+            note = Note("it follows this one", written.places.value(*path, index - 1))
+            message = f"budgets must ascend, and {after} follows {before}"
+            hint = f"write [{', '.join(map(str, sorted(set(budgets), key=_size)))}]"
+            yield Diagnostic("config/out-of-range", message, written.places.value(*path, index), hint, (note,))
+
+
+def _limiting(written: Written, shapes: list[WrittenShape], path: Path) -> Findings[None]:
+    """Check that every budget leaves a draft out of the longest of these chains."""
+    longest, budgets = max(shape.num_steps for shape in shapes), shapes[0].budgets
+    for index, budget in enumerate(budgets):
+        where = written.places.value(*path, index) if len(budgets) > 1 else written.places.value(*path)
+        if budget != ALL and budget > longest:
+            message = f"budget is {budget}, and a chain of {longest} drafts has {longest + 1} rows"
+            yield Diagnostic("legal/budget", message, where, _HINT)
+    if budgets == (ALL,) and len(shapes) == len(written_shapes(written.file)):
+        yield Diagnostic("legal/budget", "budget is all, which leaves no draft out", written.places.value(*path), _HINT)
+
+
+def _size(budget: Rows) -> int:
+    """A budget as a number: all rows are more than any."""
+    return 1 << 16 if budget == ALL else budget

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from itertools import pairwise
 
+from specc.compiler.config.budget_entries import ALL, Rows
 from specc.compiler.config.rules.needs import Needs
 from specc.compiler.config.rules.written_file import Written
 from specc.compiler.config.schema import ConfigFile
@@ -14,7 +15,7 @@ from specc.compiler.support.diagnostics import Diagnostic, Findings, Note
 from specc.compiler.support.location import Location
 from specc.runtime.plan.shape import Shape
 
-ALONE = ("num_steps", "topk", "num_draft_tokens")
+ALONE = ("num_steps", "topk", "num_draft_tokens", "budget")
 """Keys of a configuration without a list of shapes, and of every shape of such a list."""
 
 
@@ -38,6 +39,7 @@ class WrittenShape:
         topk: K.
         nodes: N; None where it is not written.
         buckets: its batch sizes; None where they are not written.
+        budgets: rows that the target reads of a request, as they are written; none where they are not.
         path: of the block whose keys these are; empty for the configuration itself.
 
     """
@@ -46,30 +48,40 @@ class WrittenShape:
     topk: int
     nodes: int | None
     buckets: tuple[int, ...] | None = None
+    budgets: tuple[Rows, ...] = ()
     path: Path = ()
 
     def at(self, written: Written, key: str) -> Location:
         """Where a key of it is, or the block that leaves it out."""
         return written.places.value(*self.path, key)
 
-    def settled(self, needs: Needs, widest: int) -> Shape:
-        """The shape with as many nodes as it can draft; a step without drafts has the branches of the widest."""
+    def settled(self, needs: Needs, widest: int) -> tuple[Shape, ...]:
+        """The shape with as many nodes as it can draft, at each of its budgets that leaves a draft out, or at all rows.
+
+        A step without drafts has the branches of the widest.
+        """
         most = needs.most_nodes(self.topk, self.num_steps)
         if self.num_steps == 0:
-            return Shape(0, widest, 1)
-        return Shape(self.num_steps, self.topk, self.num_steps + 1 if self.topk == 1 else min(self.nodes or most, most))
+            return (Shape(0, widest, 1),)
+        nodes = self.num_steps + 1 if self.topk == 1 else min(self.nodes or most, most)
+        rows = [budget for budget in self.budgets if budget != ALL and budget < nodes]
+        if ALL in self.budgets or not rows:
+            rows.append(nodes)
+        return tuple(Shape(self.num_steps, self.topk, nodes, count) for count in rows)
 
 
 def written_shapes(file: ConfigFile) -> tuple[WrittenShape, ...]:
     """All shapes of a configuration, in the order in which they are written."""
     if file.shapes is None:
-        return tuple(WrittenShape(steps, file.topk, file.num_draft_tokens) for steps in file.num_steps)
+        budgets = tuple(file.budget or ())
+        return tuple(WrittenShape(steps, file.topk, file.num_draft_tokens, budgets=budgets) for steps in file.num_steps)
     return tuple(
         WrittenShape(
             shape.num_steps,
             shape.topk,
             shape.num_draft_tokens,
             None if shape.buckets is None else tuple(shape.buckets),
+            tuple(shape.budget or ()),
             ("shapes", index),
         )
         for index, shape in enumerate(file.shapes)
@@ -90,8 +102,10 @@ def settled_shapes(file: ConfigFile, needs: Needs) -> dict[Shape, tuple[int, ...
     """Every shape, ascending, with its buckets: what the file says, or as many nodes as can be drafted, all buckets."""
     shapes = written_shapes(file)
     widest = max(shape.topk for shape in shapes)
-    buckets = {shape.settled(needs, widest): tuple(shape.buckets or file.buckets) for shape in shapes}
-    return dict(sorted(buckets.items()))
+    buckets = [
+        (shape, tuple(entry.buckets or file.buckets)) for entry in shapes for shape in entry.settled(needs, widest)
+    ]
+    return dict(sorted(buckets))
 
 
 def path_of(file: ConfigFile, shape: Shape) -> Path:
@@ -99,7 +113,9 @@ def path_of(file: ConfigFile, shape: Shape) -> Path:
     written = written_shapes(file)
     alike = [entry for entry in written if entry.num_steps == shape.num_steps and entry.topk in (shape.topk, 1)]
     exact = [entry for entry in alike if entry.topk == shape.topk and entry.nodes in (shape.num_nodes, None)]
-    return (exact or alike or list(written))[0].path
+    rows = ALL if shape.budget is None else shape.budget
+    same = [entry for entry in exact if rows in (entry.budgets or (ALL,))]
+    return (same or exact or alike or list(written))[0].path
 
 
 def check_shapes(written: Written, needs: Needs) -> Findings[None]:
@@ -139,13 +155,13 @@ def _different(written: Written, needs: Needs) -> Findings[None]:
     """Check that no shape is listed twice, and that one of them drafts."""
     shapes, at = written_shapes(written.file), written.places
     first: dict[Shape, Path] = {}
-    for shape in shapes:
-        settled = shape.settled(needs, 1)
-        if settled in first:
-            note = Note("first written here", at.value(*first[settled]))
-            message = f"the shape {settled} is listed twice"
-            yield Diagnostic("config/out-of-range", message, at.value(*shape.path), notes=(note,))
-        first.setdefault(settled, shape.path)
+    for entry in shapes:
+        for shape in entry.settled(needs, 1):
+            if shape in first:
+                note = Note("first written here", at.value(*first[shape]))
+                message = f"the shape {shape} is listed twice"
+                yield Diagnostic("config/out-of-range", message, at.value(*entry.path), notes=(note,))
+            first.setdefault(shape, entry.path)
     if not any(shape.num_steps for shape in shapes):
         message = "no shape has a draft step: nothing is ever drafted"
         yield Diagnostic("config/out-of-range", message, at.value("shapes"), "list a shape that drafts")

@@ -10,6 +10,8 @@ from specc.compiler.ir.opdef import OpDef
 
 LIMIT, TAKE, CUT = "budget.limit", "budget.take", "budget.cut"
 """What an algorithm asks for, and what becomes of it."""
+EXPECT = "budget.expect"
+"""What an algorithm hands out for whoever chooses among budgets."""
 PACK, UNPACK, LOGITS = "budget.pack", "budget.unpack", "budget.logits"
 """Between what is by request and packed rows."""
 
@@ -58,6 +60,14 @@ OPS = (
         "Of B * G rows every request has one for its root, and the most probable drafts of the batch have the others:"
         " the lower place on ties, then the lower request. ``lens`` are the rows of each request, at most S + 1, and"
         " ``starts`` the first of them; padding rows have none.",
+    ),
+    OpDef(
+        EXPECT,
+        "estimate: f32[B, S], rows: i64[B] -> expected: f32[B, $columns]",
+        "Tokens that a request is expected to emit, by column: of each pair ``drafts:rows`` of ``shapes`` as if so many"
+        " drafts were all, and B times as many rows were shared out over them as `budget.take` does. One and the"
+        " estimates of the drafts that have a row, added in their order; 0 of padding rows.",
+        {"columns": range(1, 257), "shapes": str},
     ),
     OpDef(
         CUT,

@@ -133,7 +133,7 @@ def _shapes(arguments: Arguments, server: Started, names: Sequence[str]) -> Iter
         hint = "names are such as 3 of a chain of 3 drafts, 0, and 5x4x8 of 5 steps, topk 4 and 8 nodes"
         arguments.wrong(f"--shapes '{unread[:60]}' is not the name of a shape", hint)
         return
-    largest = tuple(map(max, zip(*shapes, strict=True)))
+    largest = tuple(map(max, zip(*(shape[:3] for shape in shapes), strict=True)))
     own = tuple(int(size.value) for size in (server.num_steps, server.topk, server.num_draft_tokens))
     if (largest[1:] != own[1:]) if server.kind.own_branches else (largest != own):
         hint = "start the server with " + " ".join(server.kind.arguments(*largest))

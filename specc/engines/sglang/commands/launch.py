@@ -43,7 +43,7 @@ def command_of(pair: Pair, chosen: Drafting, shapes: Sequence[ProposedShape], gp
     has trees.
     """
     largest = Shape(*map(max, zip(*(shape.shape for shape in shapes), strict=True)))
-    words = command(pair, chosen, None, None) + _kind(chosen).arguments(*largest)
+    words = command(pair, chosen, None, None) + _kind(chosen).arguments(*largest[:3])
     usual = started(parse(command(pair, chosen, None, None)), gpu).facts.attention["verify"]
     keeps = largest.is_tree and usual in BACKENDS and BACKENDS[usual].mask is not None
     return [*words, "--attention-backend", usual] if keeps else words

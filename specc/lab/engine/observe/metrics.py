@@ -15,8 +15,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from specc.lab.engine.engine import Engine
 from specc.lab.engine.observe.usage import Usage
 from specc.lab.engine.serving.requests.request import ABORT, EOS, ERROR, LENGTH, STOP
+from specc.runtime.capabilities.budgets.confidence import ConfidenceShape
 from specc.runtime.capabilities.shape import AcceptanceShape
 from specc.runtime.entry.health import FAULTS
+from specc.runtime.plan.shape import Shape
 
 
 class Metrics:
@@ -101,8 +103,14 @@ def _health(usage: Usage) -> Mapping[str, float]:
 
 def _expected(usage: Usage) -> float | None:
     """The rate that a policy expects: its times are in milliseconds."""
-    expected = usage.engine.shape.expected if isinstance(usage.engine.shape, AcceptanceShape) else None
+    policy = usage.engine.shape
+    expected = policy.expected if isinstance(policy, AcceptanceShape | ConfidenceShape) else None
     return None if expected is None else 1e3 * expected
+
+
+def _by_name(counts: Mapping[Shape, int]) -> Mapping[str, float]:
+    """Counts by the names of shapes; another thread may go on counting."""
+    return {str(shape): count for shape, count in Counter(counts).items()}
 
 
 def _seconds(usage: Usage) -> Mapping[str, float]:
@@ -126,7 +134,25 @@ COUNTERS = (
     Series(
         "specc_decode_steps",
         "Decode steps of the whole batch that were launched, by their shape.",
-        lambda usage: {str(shape): steps for shape, steps in usage.steps_by_shape().items()},
+        lambda usage: _by_name(usage.steps_by_shape()),
+        "shape",
+    ),
+    Series(
+        "specc_rows_verified",
+        "Rows of requests that the target has read in decode steps, by their shape.",
+        lambda usage: _by_name(usage.rows_verified()),
+        "shape",
+    ),
+    Series(
+        "specc_rows_accepted",
+        "Rows of those whose token was emitted, up to the text's end.",
+        lambda usage: _by_name(usage.engine.stats.emissions),
+        "shape",
+    ),
+    Series(
+        "specc_rows_saved",
+        "Rows of requests that the target would have read besides, if it had read all that was drafted.",
+        lambda usage: _by_name(usage.rows_saved()),
         "shape",
     ),
     Series("specc_prefills", "Prefills that were launched.", lambda usage: usage.engine.stats.prefills),

@@ -7,7 +7,8 @@ from pathlib import Path
 from specc.compiler.support.diagnostics import Diagnostic, DiagnosticError
 from specc.compiler.support.files.writing import unfinished
 from specc.lab.engine.engine import Engine
-from specc.runtime import AcceptanceShape, measure_step_times, write_step_times
+from specc.lab.engine.serving.fitting import chooser
+from specc.runtime import measure_step_times, write_step_times
 from specc.runtime.capabilities.shape import StepTimes
 from specc.runtime.capabilities.step_times import REPEATS
 from specc.version import __version__
@@ -19,8 +20,8 @@ def step_times(engine: Engine, *, repeats: int = REPEATS) -> StepTimes:
 
 
 def choose_by_times(engine: Engine, times: StepTimes) -> None:
-    """Choose shapes by acceptance and by how long steps take from now on."""
-    engine.shape = AcceptanceShape(engine.program.buckets, times=times)
+    """Choose shapes by acceptance, or what drafts promise, and by how long steps take from now on."""
+    engine.shape = chooser(engine.program.buckets, times)
 
 
 def keep_times(engine: Engine, times: StepTimes, place: Path) -> None:

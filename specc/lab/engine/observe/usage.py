@@ -49,6 +49,25 @@ class Usage:
         decodes = Counter(self.engine.stats.decodes) if self.captured else {}
         return sum(steps * (self._bucket(rows, shape) - rows) for (rows, shape), steps in decodes.items())
 
+    def rows_verified(self) -> Counter[Shape]:
+        """By shape, rows of requests that the target has read: at most those of a budget, and of the drafts there are.
+
+        The padding rows of a bucket have their share of a budget, which requests take.
+        """
+        counts: Counter[Shape] = Counter()
+        for (rows, shape), steps in Counter(self.engine.stats.decodes).items():
+            size = self._bucket(rows, shape) if self.captured else rows
+            counts[shape] += steps * min(size * shape.rows, rows * shape.num_nodes)
+        return counts
+
+    def rows_saved(self) -> Counter[Shape]:
+        """By shape, rows that requests would have had without a budget, beside those that they had."""
+        counts: Counter[Shape] = Counter()
+        for (rows, shape), steps in Counter(self.engine.stats.decodes).items():
+            counts[shape] += steps * rows * shape.num_nodes
+        counts.subtract(self.rows_verified())
+        return counts
+
     def steps_by_shape(self) -> Counter[Shape]:
         """Steps by their shape."""
         counts: Counter[Shape] = Counter()

@@ -15,8 +15,8 @@ from specc.lab.engine.memory.state_pool import StatePool
 from specc.lab.engine.models.causal_models import CausalModel, TargetModel
 from specc.lab.engine.models.drafts import Draft
 from specc.lab.engine.serving.checking import check_scores
-from specc.runtime import AcceptanceShape, FixedShape, ShapePolicy
-from specc.runtime.capabilities.shape import ShapeBuckets
+from specc.runtime import AcceptanceShape, ConfidenceShape, FixedShape, ShapePolicy
+from specc.runtime.capabilities.shape import ShapeBuckets, StepTimes
 from specc.runtime.plan.draft_head import HEAD
 from specc.runtime.plan.plan import RANK, TOKEN_MAP, Plan
 from specc.runtime.plan.recurrent.state_tables import KEPT_INTERVAL, KEPT_ROWS, OWNER, STATE_ROWS
@@ -62,10 +62,17 @@ def check_program(plan: Plan, models: Mapping[str, TargetModel | Draft], *, tree
         raise UnsupportedModelError("the program gives the target no tree mask (`mask: none`), this engine needs one")
 
 
+def chooser(buckets: ShapeBuckets, times: StepTimes | None = None) -> ShapePolicy:
+    """What chooses by what the engine sees: what drafts promise where there are budgets, what is accepted elsewhere."""
+    if any(shape.budget is not None for shape in buckets):
+        return ConfidenceShape(buckets, times=times)
+    return AcceptanceShape(buckets, times=times)
+
+
 def shape_policy(wanted: ShapePolicy | Shape | str | int | None, buckets: ShapeBuckets) -> ShapePolicy:
     """What chooses among the shapes of a program; always one of them where it is named. EngineError for no such one."""
     if wanted is None:
-        return AcceptanceShape(buckets)
+        return chooser(buckets)
     if not isinstance(wanted, tuple | str | int):
         return wanted
     if (shape := named(buckets, wanted)) is None:

@@ -9,11 +9,14 @@ from typing import Any, TypeAlias
 
 from specc.lab.engine.errors import ContractError, OutOfRoomError
 from specc.lab.engine.serving.requests.request import Request, Score
+from specc.runtime import ConfidenceShape, ShapePolicy
 from specc.runtime.entry.health import faults
 from specc.runtime.plan.shape import Shape
 
 Emitted: TypeAlias = tuple[Sequence[int], Sequence[Score]]
 """Tokens, and what the program says of each; nothing of one that hands out no log-probabilities."""
+EXPECTED = "expected_tokens"
+"""The output that says what shapes promise."""
 NO_ROOM = "room"
 """The fault of a request that a step leaves out (docs/kernels.md)."""
 
@@ -62,6 +65,15 @@ class InFlight:
     def left_out(self, result: Any, index: int) -> bool:
         """Whether the request of a row had no room in a decode step."""
         return not self.is_prefill and NO_ROOM in faults(result.health[index])
+
+    def tell(self, policy: ShapePolicy, live: Iterable[tuple[int, Request]], result: Any) -> None:
+        """Tell a policy of all that a decode step accepts and expects; where a text ends says nothing of its drafts."""
+        if self.shape is None:
+            return
+        rows = [row for row, _ in live if int(result.accept_lens[row])]
+        policy.observe(self.shape, [int(result.accept_lens[row]) for row in rows])
+        if isinstance(policy, ConfidenceShape) and (expected := result.outputs.get(EXPECTED)):
+            policy.expect(self.shape, [expected[row] for row in rows])
 
     def emitted(self, request: Request, result: Any, index: int) -> Emitted:
         """What a row of the result emits for its request, which notes the health of its prefill, or why it ends."""

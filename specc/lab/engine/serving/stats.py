@@ -19,8 +19,9 @@ class Stats:
     prefills: prefill calls. decodes: decode steps of the whole batch, by their requests and their shape.
     idle: how many of both had no request, for the sake of other ranks. shared_tokens: tokens of prefilled texts whose
     keys and values were there already. accept_lens: how many request-steps emitted how many tokens, bonus included; of
-    one in which a text ends, those up to the end. depths: how many had how many draft steps. Neither counts those that
-    nobody read, for their request had left, and those that the program left out for lack of room.
+    one in which a text ends, those up to the end. depths: how many had how many draft steps. emissions: by shape, the
+    tokens of its steps. None counts those that nobody read, for their request had left, and those that the program left
+    out for lack of room.
     retractions: requests thrown out for lack of pages. health: by bit, how many health words of requests, one for every
     prefill and request-step, had it set. unhealthy: how many were not 0. failures: prefills and steps that raised.
     Seconds are those spent launching and waiting, not those in which the device ran ahead.
@@ -34,6 +35,7 @@ class Stats:
     shared_tokens: int = 0
     accept_lens: Counter[int] = field(default_factory=Counter)
     depths: Counter[int] = field(default_factory=Counter)
+    emissions: Counter[Shape] = field(default_factory=Counter)
     retractions: int = 0
     health: Counter[int] = field(default_factory=Counter)
     unhealthy: int = 0
@@ -66,6 +68,7 @@ class Stats:
         if shape is not None and tokens:
             self.accept_lens[tokens] += 1
             self.depths[shape.num_steps] += 1
+            self.emissions[shape] += tokens
 
     def saw_health(self, words: Iterable[int]) -> None:
         """Count the health words of requests."""

@@ -9,6 +9,7 @@ import pytest
 
 from specc.compiler.algorithms import names
 from specc.compiler.config.schema import json_schema
+from specc.runtime.plan.shape import Shape
 
 from .conftest import VALID, Find, Load
 from .test_codes import edit, only
@@ -31,7 +32,7 @@ def test_one_shape_needs_no_list(load: Load) -> None:
 
 def test_shapes_are_told_deepest_first(load: Load) -> None:
     loaded = load(steps("[1, 3, 16]"))
-    assert loaded.config.shapes == ((1, 1, 2), (3, 1, 4), (16, 1, 17))
+    assert loaded.config.shapes == (Shape(1, 1, 2), Shape(3, 1, 4), Shape(16, 1, 17))
     assert loaded.config.drafted == "chain of 1, 3 or 16"
     assert load(steps("[0, 3]")).config.drafted == "chain of 0 or 3"
     configs = [shape.config for shape in loaded.shapes()]
@@ -53,7 +54,7 @@ def test_shallow_trees_verify_as_many_nodes_as_they_can_draft(load: Load, topk: 
         for step in (1, 2, 3):
             drafted += topk if step == 1 else topk * topk
             wanted.append((step, topk, min(nodes, drafted)))
-        assert list(loaded.config.shapes) == wanted
+        assert [shape[:3] for shape in loaded.config.shapes] == wanted
         assert [shape.config.num_nodes for shape in loaded.shapes()] == [size for *_, size in reversed(wanted)]
 
 
@@ -136,7 +137,7 @@ def test_shapes_of_any_width(load: Load) -> None:
         "num_steps: 0",
     )
     loaded = load(listed(chain, tree, none, small))
-    assert loaded.config.shapes == ((0, 4, 1), (3, 1, 4), (3, 2, 6), (5, 4, 24))
+    assert loaded.config.shapes == (Shape(0, 4, 1), Shape(3, 1, 4), Shape(3, 2, 6), Shape(5, 4, 24))
     assert [str(shape) for shape in loaded.config.shapes] == ["0", "3", "3x2x6", "5x4x24"]
     assert (loaded.config.deepest, loaded.config.widest) == (5, 4)
     assert [config.config.topk for config in loaded.shapes()] == [4, 2, 1, 4]

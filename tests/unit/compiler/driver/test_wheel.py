@@ -111,6 +111,7 @@ def test_the_runtime_is_copied_byte_for_byte(built: Path) -> None:
     ]
     capabilities = [
         "brought",
+        "budgets/confidence",
         "committing",
         "collective",
         "moving",

@@ -14,7 +14,7 @@ HEAD: dict[str, str | None] = {"--speculative-algorithm": "EAGLE", "--speculativ
 
 
 def test_a_budget_is_written(tmp_path: Path) -> None:
-    assert config(tmp_path, HEAD, options=("--budget", "2")).file.budget == 2
+    assert config(tmp_path, HEAD, options=("--budget", "2")).shape.budget == 2
     assert config(tmp_path, HEAD).file.budget is None
     assert "budget: 2 # --budget" in run("--budget", "2", "--", *words(HEAD)).stdout
 

@@ -191,7 +191,7 @@ def test_every_variant_with_speculation_has_a_configuration_of_its_sizes(tmp_pat
 
 
 def check_config(config, variant, folder):
-    num_steps, topk, _ = variant.shape
+    num_steps, topk, *_ = variant.shape
     assert config["algorithm"] == variant.algorithm
     shapes = [
         (shape["num_steps"], shape.get("topk", 1), shape.get("num_draft_tokens", shape["num_steps"] + 1))

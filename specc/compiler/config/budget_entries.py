@@ -1,0 +1,44 @@
+"""The rows of a budget, as a configuration writes them: a number, or `all`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
+from pydantic_core import PydanticKnownError
+
+LEAST, MOST = 2, 16
+"""Fewest and most rows of a request, on average."""
+ALL = "all"
+"""What stands for a row for every draft."""
+
+
+def _rows(value: object) -> int | str:
+    """Return a budget; for anything else pydantic's error of a number that is none, or out of range."""
+    if value == ALL:
+        return ALL
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise PydanticKnownError("int_type")
+    if value < LEAST:
+        raise PydanticKnownError("greater_than_equal", {"ge": LEAST})
+    if value > MOST:
+        raise PydanticKnownError("less_than_equal", {"le": MOST})
+    return value
+
+
+def _listed(value: object) -> object:
+    """One budget is a list of one."""
+    return value if isinstance(value, list) else [value]
+
+
+_NUMBER = {"type": "integer", "minimum": LEAST, "maximum": MOST}
+_ENTRY = {"anyOf": [_NUMBER, {"enum": [ALL]}]}
+
+Rows = Annotated[int | Literal["all"], PlainValidator(_rows), WithJsonSchema(_ENTRY)]
+Budgets = Annotated[
+    list[Rows],
+    BeforeValidator(_listed),
+    Field(min_length=1, max_length=16),
+    WithJsonSchema({"anyOf": [_NUMBER, {"type": "array", "items": _ENTRY, "minItems": 1, "maxItems": 16}]}),
+]
+"""The key `budget`, and its entries."""
