@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.metadata import entry_points
@@ -77,7 +78,7 @@ def programs(problems: dict[str, Diagnostic]) -> Iterator[dict[str, Any]]:
             "package": package,
             "version": manifest.version,
             "algorithm": plan.algorithm,
-            "shapes": sorted(manifest.plans, key=lambda name: [int(number) for number in name.split("x")]),
+            "shapes": sorted(manifest.plans, key=lambda name: [int(number) for number in re.findall(r"\d+", name)]),
             "archs": [*manifest.archs],
             "engine": manifest.engine,
         }

@@ -217,7 +217,7 @@ class Oracle:
 
         Doubt when rounding decides what is drafted.
         """
-        steps, self.width, nodes = shape
+        steps, self.width, nodes, _ = shape
         self.health = 0
         if self.config.file.step != "rotated":
             return self.verify(self.draft(steps, nodes) if steps else chain(self.text[-1], []), steps, reported)

@@ -12,7 +12,7 @@ from ..plan.draft_head.part_size import part_size
 from .convention import DTYPES, Attrs, Dims, Tensors, comparable, ranking, register
 from .shards import LAST, LEAST, exp_below, mass_word, order
 
-PARTS = "L"
+PARTS = "Vp"
 BITS = {"i8": 15, "f8": 8}
 """Bits before the point of a row's largest number in units of its worth, by the dtype of its halves."""
 MOST = 127 * 256 + 127
@@ -69,7 +69,7 @@ def _product(rows: Tensor, weight: Tensor) -> Tensor:
 
 @register("head.argmax_part")
 def head_argmax_part(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
-    """Operands as of `head.logits` -> records i64[L, B, ..., 1]; a part without entries knows of -inf at none."""
+    """Operands as of `head.logits` -> records i64[Vp, B, ..., 1]; a part without entries knows of -inf at none."""
     (logits,) = head_logits(operands, attrs, dims)
     return _argmax_records(*_parts(logits, dims))
 
@@ -88,13 +88,13 @@ def head_biased(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
 
 @register("head.biased_part")
 def head_biased_part(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
-    """Operands as of `head.biased` -> records i64[L, B, 1], as of `head.argmax_part`."""
+    """Operands as of `head.biased` -> records i64[Vp, B, 1], as of `head.argmax_part`."""
     (logits,) = head_biased(operands, attrs, dims)
     return _argmax_records(*_parts(logits, dims))
 
 
 def _argmax_records(logits: Tensor, first: Tensor, there: Tensor) -> Tensors:
-    """Records i64[L, B, ..., 1] of parts as `_parts` has them."""
+    """Records i64[Vp, B, ..., 1] of parts as `_parts` has them."""
     scores, nan = comparable(logits), (logits.isnan() & there).any(dim=-1)
     best = scores.max(dim=-1)  # the first of equal ones
     place = torch.where(there.any(dim=-1), LAST - (first + best.indices), 0)
@@ -103,7 +103,7 @@ def _argmax_records(logits: Tensor, first: Tensor, there: Tensor) -> Tensors:
 
 @register("head.topk_part")
 def head_topk_part(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
-    """Operands as of `head.logits` -> records i64[L, B, ..., K + 1]."""
+    """Operands as of `head.logits` -> records i64[Vp, B, ..., K + 1]."""
     (logits,) = head_logits(operands, attrs, dims)
     logits, first, there = _parts(logits, dims)
     scores, nan = comparable(logits), (logits.isnan() & there).any(dim=-1)
@@ -118,7 +118,7 @@ def head_topk_part(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
 
 
 def _parts(logits: Tensor, dims: Dims) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits f32[B, ..., L, n] of parts of n entries, the first entry i64[L] of each, and which are there i1[L, n]."""
+    """Logits f32[B, ..., Vp, n] of parts of n entries, the first entry i64[Vp] of each, which there are i1[Vp, n]."""
     entries, parts = logits.shape[-1], dims[PARTS]
     size = part_size(entries, parts)
     padded = torch.nn.functional.pad(logits, (0, parts * size - entries), value=-torch.inf)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fakes.toys import TOYS, Toy
+from fakes.toys import ALONE, Toy
 from gpu.room import run_out
 
 from specc.compiler.algorithms import names, needs
@@ -19,7 +19,7 @@ from specc.runtime.batch import Batch
 from specc.runtime.program import Program
 
 
-@pytest.mark.parametrize("toy", TOYS, ids=lambda toy: toy.name)
+@pytest.mark.parametrize("toy", ALONE, ids=lambda toy: toy.name)
 def test_a_request_without_room_is_left_alone(toy: Toy) -> None:
     torch.set_num_threads(1)
     build = build_program(load_text(toy.text, Path("toy.yaml"), names(), needs))

@@ -164,10 +164,26 @@ def class_for(model_type: str) -> str | None:
     return next((name for name in (model_type, _ALSO_KNOWN_AS.get(model_type)) if name in CONFIG_MAPPING), None)
 
 
+_SEES = "ForConditionalGeneration"
+"""How classes of transformers end whose models see pictures, or hear; transformers is asked for no others."""
+
+
 def language_model(content: Mapping[str, Any]) -> str | None:
-    """Return the class of ``architectures`` that is transformers' own language model of the type; None without one."""
-    own, classes = language_model_of(str(content["model_type"])), content.get("architectures")
-    return own if isinstance(classes, list) and own in classes else None
+    """Return the class of ``architectures`` that is transformers' own language model of the type; None without one.
+
+    One that sees pictures is the type's, too.
+    """
+    model_type, classes = str(content["model_type"]), content.get("architectures")
+    if not isinstance(classes, list):
+        return None
+    if (own := language_model_of(model_type)) in classes:
+        return own
+    return (
+        sees
+        if any(str(name).endswith(_SEES) for name in cast("list[object]", classes))
+        and (sees := _seeing_model_of(model_type)) in classes
+        else None
+    )
 
 
 def language_model_of(model_type: str) -> str | None:
@@ -177,6 +193,13 @@ def language_model_of(model_type: str) -> str | None:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     return MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)
+
+
+def _seeing_model_of(model_type: str) -> str | None:
+    """Return the class of transformers that is the language model of a type behind pictures."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+    return MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(model_type)
 
 
 def in_short(error: BaseException) -> str:

@@ -29,7 +29,7 @@ def check_budget(written: Written) -> Findings[None]:
     places = [path for path, limited in given.items() if any(rows != ALL for rows in limited[0].budgets)]
     if not places:
         return
-    several = file.shapes is not None or len(shapes) > 1 or len(shapes[0].budgets) > 1
+    several = file.shapes is not None or len(shapes) > 1 or any(len(shape.budgets) > 1 for shape in shapes)
     unable = {
         f"engine: {file.engine} and several shapes": file.engine is not None and several,
         "trees": bool(trees(written)),

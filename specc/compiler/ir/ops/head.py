@@ -21,7 +21,7 @@ from specc.compiler.ir.types import LARGEST
 from specc.runtime.plan.draft_head import BIAS
 
 _ROWS = "states: T[B, *x, ?w], weight: $dtype[?v, ?w], low?: T[B, *x, ?w], worth?: f32[B, *x], scale?: f32[?v]"
-_RECORDS = "records: i64[L, B, *x, $words]"
+_RECORDS = "records: i64[Vp, B, *x, $words]"
 
 _BIASED = "block: T[B, S, ?v], token: i64[B, *y], first: U[?u, ?w], second: $dtype[?v, ?w], scale?: f32[?v]"
 
@@ -73,7 +73,7 @@ OPS = (
     ),
     OpDef(
         BIASED_PARTS["vocab.argmax"],
-        f"{_BIASED} -> records: i64[L, B, $words]",
+        f"{_BIASED} -> records: i64[Vp, B, $words]",
         "What each part of the vocabulary knows of the `vocab.argmax` of biased logits, as `head.argmax_part`.",
         {"dtype": str, "row": COUNT, "words": range(1, 2)},
         indexes={"row": "S"},

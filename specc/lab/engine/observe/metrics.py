@@ -146,7 +146,7 @@ COUNTERS = (
     Series(
         "specc_rows_accepted",
         "Rows of those whose token was emitted, up to the text's end.",
-        lambda usage: _by_name(usage.engine.stats.emissions),
+        lambda usage: _by_name(usage.rows_accepted()),
         "shape",
     ),
     Series(

@@ -60,6 +60,10 @@ class Usage:
             counts[shape] += steps * min(size * shape.rows, rows * shape.num_nodes)
         return counts
 
+    def rows_accepted(self) -> Counter[Shape]:
+        """By shape, rows whose token was emitted; of a shape that has run and emitted nothing yet none."""
+        return Counter(dict.fromkeys(self.steps_by_shape(), 0) | dict(self.engine.stats.emissions))
+
     def rows_saved(self) -> Counter[Shape]:
         """By shape, rows that requests would have had without a budget, beside those that they had."""
         counts: Counter[Shape] = Counter()

@@ -1,6 +1,6 @@
 """Names of what a program has of the vocabulary of its draft, whose head it may compute. Imports nothing."""
 
-PART_AXIS, ENTRIES, BIAS_ENTRIES = "L", "H", "M"
+PART_AXIS, ENTRIES, BIAS_ENTRIES = "Vp", "H", "M"
 """The axes of parts of the vocabulary, which is the first one of their records, and of the engine's heads."""
 HEAD, WEIGHT, SCALE = "draft_head", "head_weight", "head_scale"
 BIAS, BIAS_WEIGHT, BIAS_SCALE = "markov_w2", "markov_weight", "markov_scale"

@@ -36,6 +36,9 @@ def of(*classes: str, **keys: Any) -> dict[str, Any]:
 
 DRAFTS: dict[str, tuple[dict[str, Any], str, int | None]] = {
     "a smaller model": (LLAMA | {"num_hidden_layers": 2, "hidden_size": 128}, "STANDALONE", None),
+    "a model that sees pictures": (
+        LLAMA | {"model_type": "qwen2_vl", "architectures": ["Qwen2VLForConditionalGeneration"]}, "STANDALONE", None,
+    ),
     "a model of two layers as wide": (LLAMA | {"num_hidden_layers": 2}, "STANDALONE", None),
     "a model of one layer, narrower": (ONE | {"hidden_size": 128}, "STANDALONE", None),
     "a model with modules": (LLAMA | {"num_nextn_predict_layers": 1}, "STANDALONE", None),

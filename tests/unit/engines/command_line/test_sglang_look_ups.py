@@ -49,8 +49,8 @@ def test_the_form_of_what_a_program_looks_up(
 
 @pytest.mark.parametrize("shape", [Shape(5, 1, 6), Shape(4, 2, 9), Shape(1, 3, 4)])
 def test_the_arguments_of_a_shape_have_it(shape: Shape) -> None:
-    found = LOOK_UPS.shape(parse(LOOK_UPS.arguments(*shape)), {})
-    assert tuple(value for value, _ in found) == shape
+    found = LOOK_UPS.shape(parse(LOOK_UPS.arguments(*shape[:3])), {})
+    assert tuple(value for value, _ in found) == shape[:3]
 
 
 def test_what_check_says_of_look_ups() -> None:

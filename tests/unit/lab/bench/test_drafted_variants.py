@@ -53,16 +53,12 @@ def test_a_configuration_is_that_of_its_server(variant, folder, tmp_path):
         head=written.draft.head if written.draft else "engine",
         token_map=mapped,
         states=written.target.state_form,
-        budget=written.file.budget,
+        budget=written.shape.budget,
     )
     (tmp_path / "derived.yaml").write_text(configuration(parsed, server, wanted))
     derived = load_config(tmp_path / "derived.yaml", names(), needs).config
     assert ("SPECC_TOKEN_MAP" in variant.environment(folder)) == (mapped is not None)
-    assert (written.algorithm, written.shape, written.file.budget) == (
-        derived.algorithm,
-        derived.shape,
-        derived.file.budget,
-    )
+    assert (written.algorithm, written.shape) == (derived.algorithm, derived.shape)
     assert (written.shape.num_steps, written.shape.topk, written.shape.num_nodes) == variant.shape
     assert (written.file.mask, written.file.page_size) == (derived.file.mask, derived.file.page_size)
     assert written.buckets_of == derived.buckets_of
