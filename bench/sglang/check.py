@@ -114,7 +114,7 @@ def kernels() -> dict[str, Callable[[], str]]:
     if not has_fa3():
         print("FlashAttention 3: not in this bundle")
         return called
-    kinds = KINDS.read_text().split() if KINDS.exists() else []
+    kinds = KINDS.read_text().split() if KINDS.exists() else ["64", "128", "256", "mla"]  # of an older bundle all
     for page in (1, 16):
         for width in (int(kind) for kind in kinds if kind.isdecimal()):
             called[f"fa3, heads of {width}, pages of {page}"] = lambda p=page, w=width: paged(p, 8, 2, w, w, False)

@@ -66,7 +66,7 @@ def promised(survivals: Sequence[Sequence[float]], shape: Shape) -> list[float]:
 def test_every_step_verifies_by_its_own_budget(config: Config) -> None:
     """Whatever the budget of the step before: what a request has accepted of its drafts goes on through all of them.
 
-    What every step expects of other budgets is what a choice in plain Python would.
+    Every step expects of other budgets what a choice in plain Python would give them.
     """
     target, draft, policy = target_of(config.algorithm), draft_of(config.algorithm), Noting(config)
     assert draft is not None

@@ -23,7 +23,7 @@ from specc.runtime.semantics.reference import OPS
 
 TOKENS = 40
 SHARES = torch.tensor([1.0, 0.5, 0.25, 0.125, 2.0**-130, 0.0, -1.0, math.nan, math.inf])
-"""Of a candidate; logarithms of the usual ones lie far from whole numbers apart."""
+"""Shares of a candidate; the logarithms of usual ones lie far from whole numbers apart."""
 
 lattices = st.fixed_dictionaries({
     "seed": st.integers(0, 2**32), "batch": st.integers(1, 5), "steps": st.integers(1, 6), "k": st.integers(1, 9),

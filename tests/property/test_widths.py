@@ -21,7 +21,7 @@ from specc.compiler.support.diagnostics import Diagnostic, DiagnosticError
 
 SIZES = st.sampled_from([2, 4, 8])
 CORRECTED = {"DSPARK": {"markov_rank": 8}, "DFLASH2": {"selector_rank": 8, "selector_top_k": 2}}
-"""What drafts say whose blocks are corrected."""
+"""Keys of drafts whose blocks are corrected."""
 
 
 @st.composite

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from specc.compiler.ir.core import Module
 from specc.compiler.ir.ops.budget import EXPECT
-from specc.compiler.kernels.budget_take import expected, names, sizes, warps
+from specc.compiler.kernels.budget_take import columns, sizes, sizes_of, warps
 from specc.compiler.kernels.writing.family import Cluster, Family, KernelArguments, Spec, only
 from specc.compiler.kernels.writing.knobs import WARPS, Knobs
 
@@ -26,11 +26,11 @@ class BudgetExpect(Family):
         for operand in ("estimate", "rows"):
             arguments.value(f"{operand}_ptr", op[operand])
         arguments.value("expected_ptr", op.result)
-        pairs = expected(op)
+        pairs = columns(op)
         return Spec(
             self.stem,
-            {"expects": names(pairs)},
-            (*sizes(module), *pairs),
+            {"expects": tuple(pairs)},
+            (*sizes(module), *sizes_of(pairs)),
             tuple(arguments.parameters),
             num_warps=warps(module),
             tiles="the drafts of all requests, in every program",

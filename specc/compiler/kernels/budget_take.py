@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 from specc.compiler.ir.core import Module, Op
 from specc.compiler.ir.ops.budget import EXPECT, PACK, TAKE
@@ -17,7 +17,7 @@ class BudgetTake(Family):
     """A launch of its own: it reads what the drafts of all requests have left.
 
     Every program shares the rows out by itself, for which none has to wait for another, and packs those of its request.
-    What other budgets would do is expected in the same launch.
+    The same launch says what requests would emit at other budgets.
     """
 
     stem = "budget_take"
@@ -43,11 +43,11 @@ class BudgetTake(Family):
         expects = [op for op in cluster if op.opcode == EXPECT]
         for op in expects:
             arguments.value("expected_ptr", op.result)
-        pairs = [pair for op in expects for pair in expected(op)]
-        constants = (("G", module.size("G")), *sizes(module), ("A", module.size("A")), *pairs)
+        pairs = columns(expects[0]) if expects else {}
+        constants = (("G", module.size("G")), *sizes(module), ("A", module.size("A")), *sizes_of(pairs))
         return Spec(
             self.stem,
-            {"values": len(packs), "expects": names(pairs)},
+            {"values": len(packs), "expects": tuple(pairs)},
             constants,
             tuple(arguments.parameters),
             num_warps=warps(module),
@@ -63,16 +63,17 @@ class BudgetTake(Family):
         return Knobs(warps=WARPS)
 
 
-def expected(op: Op) -> list[tuple[str, int]]:
-    """The constants of what is expected: the rows and drafts of every column."""
+def columns(op: Op) -> dict[str, tuple[int, int]]:
+    """Return the rows and the drafts of every column of what is expected, by the column's name in a kernel."""
     pairs = [pair.split(":") for pair in str(op.attrs["shapes"]).split(", ")]
-    each = [(f"of_{drafts}_{rows}", int(drafts), int(rows)) for drafts, rows in pairs]
-    return [entry for name, drafts, rows in each for entry in ((f"ROWS_{name}", rows), (f"DRAFTS_{name}", drafts))]
+    return {f"of_{drafts}_{rows}": (int(rows), int(drafts)) for drafts, rows in pairs}
 
 
-def names(pairs: Sequence[tuple[str, int]]) -> tuple[str, ...]:
-    """What the columns are called in their constants."""
-    return tuple(name.removeprefix("ROWS_") for name, _ in pairs[::2])
+def sizes_of(pairs: Mapping[str, tuple[int, int]]) -> Iterator[tuple[str, int]]:
+    """Yield the constants of columns."""
+    for name, (rows, drafts) in pairs.items():
+        yield f"ROWS_{name}", rows
+        yield f"DRAFTS_{name}", drafts
 
 
 def sizes(module: Module) -> tuple[tuple[str, int], ...]:

@@ -178,12 +178,10 @@ def language_model(content: Mapping[str, Any]) -> str | None:
         return None
     if (own := language_model_of(model_type)) in classes:
         return own
-    return (
-        sees
-        if any(str(name).endswith(_SEES) for name in cast("list[object]", classes))
-        and (sees := _seeing_model_of(model_type)) in classes
-        else None
-    )
+    if not any(str(name).endswith(_SEES) for name in cast("list[object]", classes)):
+        return None
+    sees = _seeing_model_of(model_type)
+    return sees if sees in classes else None
 
 
 def language_model_of(model_type: str) -> str | None:

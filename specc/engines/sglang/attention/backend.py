@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any, ClassVar
 
 from torch import Tensor
 
+from .packed_rows import PackedRows
 from .roles import Roles
 from .step_tables import Tables
 
@@ -26,6 +28,10 @@ class StepAttention(ABC):
     def __init__(self, roles: Roles, tables: Tables) -> None:
         """Over the backend objects of a worker, and what the forwards of a step share."""
         self._roles, self._tables = roles, tables
+
+    @cached_property
+    def _packed(self) -> PackedRows:
+        return PackedRows(self._tables.sizes.largest, self._tables.slots.device)
 
     def begin(self, batch: Any) -> None:  # noqa: B027
         """Prepare what all forwards of a step read. `batch` is that of the first one."""

@@ -47,9 +47,10 @@ class Deltas:
         if not runner.model_config.model_is_mrope:
             return
         deltas = self._deltas[batch.req_pool_indices]
-        rows = torch.arange(len(batch.positions), device=deltas.device)
         if starts is None:
-            request = rows // (len(rows) // batch.batch_size)
+            moved = (batch.positions.view(batch.batch_size, -1) + deltas[:, None]).flatten()
         else:
+            rows = torch.arange(len(batch.positions), device=deltas.device)
             request = torch.searchsorted(starts, rows, right=True, out_int32=True) - 1
-        batch.mrope_positions = text_positions(runner, batch.positions + deltas[request])
+            moved = batch.positions + deltas[request]
+        batch.mrope_positions = text_positions(runner, moved)

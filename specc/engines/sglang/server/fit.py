@@ -22,7 +22,6 @@ from ..parts.runners import runners_of, scored_tokens
 from ..served import KindOfDraft, Server, refusals
 from ..windows import first_pool
 from .facts import facts
-from .proof import ROWS
 from .simulate import simulating
 
 
@@ -35,7 +34,7 @@ def misfits(plans: Mapping[Any, Any], worker: Any) -> list[str]:
     server, plan = facts(worker), next(iter(plans.values()))
     if worker.kind.own_branches:
         server = replace(server, topk=max(shape.topk for shape in plans))
-    server = replace(server, budget=ROWS in plan.callbacks("step"))
+    server = replace(server, budget=any(shape.budget is not None for shape in plans))
     refused = [str(refusal) for refusal in refusals(server)]
     several = [f"several shapes are not served with {what}" for what in server.single] if len(plans) > 1 else ()
     differs = (

@@ -9,7 +9,9 @@ from programs import load, planned
 
 from specc.compiler.driver.build import build_program
 from specc.compiler.ir.core import Module
+from specc.compiler.ir.ops.lattice import CANDIDATES
 from specc.compiler.kernels.head import parts_of
+from specc.runtime.plan.draft_head import PART_AXIS
 
 EXPECT = "budget.expect"
 
@@ -50,5 +52,12 @@ def test_parts_of_a_head_are_no_rows_of_a_budget(budget: int) -> None:
     (plan,) = planned("STANDALONE", num_steps=3, budget=budget, **models)
     (plain,) = planned("STANDALONE", num_steps=3, **models)
     (parts,) = {kernel.constants["PARTS"] for kernel in plan.kernels.values() if kernel.family == "head"}
-    assert parts == parts_of(32000, "f32") == plain.dims["L"] == plan.dims["L"] > budget
+    assert parts == parts_of(32000, "f32") == plain.dims[PART_AXIS] == plan.dims[PART_AXIS] > budget
     assert plan.shape.budget == budget
+
+
+def test_parts_of_a_head_are_no_candidates() -> None:
+    """A place of a block has as many as the draft says, however its head is cut."""
+    draft = {"head": "weights", "logits_dtype": "float32", "vocab_size": 32000, "selector_top_k": 3}
+    (plan,) = planned("DFLASH2", num_steps=3, draft=draft, target={"vocab_size": 32000})
+    assert (plan.dims[CANDIDATES], plan.dims[PART_AXIS]) == (3, parts_of(32000, "f32"))

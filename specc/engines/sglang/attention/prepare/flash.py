@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from functools import cached_property
 from typing import Any
 
 from sglang.srt.layers.attention import flashattention_backend as fa
@@ -18,7 +17,6 @@ from torch import Tensor
 
 from ...windows import first_pool
 from ..backend import StepAttention
-from ..packed_rows import PackedRows
 from ..roles import Roles
 from ..step_tables import Tables
 from ..windowed.second_pool import TwoPools
@@ -35,10 +33,6 @@ class Flash(StepAttention):
         super().__init__(roles, tables)
         self._schedules: dict[int, tuple[Tensor, Tensor]] = {}
         self._scheduling = False
-
-    @cached_property
-    def _packed(self) -> PackedRows:
-        return PackedRows(self._tables.sizes.largest, self._tables.slots.device)
 
     def begin(self, batch: Any) -> None:
         """See `StepAttention`."""

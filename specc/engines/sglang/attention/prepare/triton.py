@@ -6,7 +6,6 @@ The prefix of verify and extend is the same text in the same slots: its list is 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ from sglang.srt.layers.attention.triton_backend import ForwardMetadata
 from torch import Tensor
 
 from ..backend import StepAttention
-from ..packed_rows import PackedRows
 from ..roles import TWO_POOLS, Roles
 from ..step_tables import Tables
 from ..windowed.window_lists import WindowLists, Windows
@@ -30,10 +28,6 @@ class Triton(StepAttention):
         super().__init__(roles, tables)
         window = roles.verify.sliding_window_size or 0
         self._windows = WindowLists(tables, window) if window > 0 else None
-
-    @cached_property
-    def _packed(self) -> PackedRows:
-        return PackedRows(self._tables.sizes.largest, self._tables.slots.device)
 
     def begin(self, batch: Any) -> None:
         """See `StepAttention`."""
