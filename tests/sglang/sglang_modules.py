@@ -14,9 +14,10 @@ from torch import Tensor
 WINDOWED = [False, True, False]
 """Of each layer, whether it sees a window alone; modules all do."""
 MODULES = 3
-WIDTH, HEADS, SHARED, KEY, VALUE, INNER = 64, 4, 1, 16, 16 if ON_GPU else 12, 64
+WIDTH, HEADS, SHARED, KEY, VALUE, INNER = 64, 8, 4, 16, 16 if ON_GPU else 12, 64
 """Heads of queries, and of keys and values, twice as many in windows; the sizes of a key and of a value, which
-FlashAttention 3 has apart for larger ones alone."""
+FlashAttention 3 has apart for larger ones alone. No fewer heads than an engine has ranks: on a CPU SGLang fills fewer
+ones up, but not their sinks."""
 WINDOW = 12
 """Tokens that windows have, far less than most texts."""
 STRENGTH, FED = 0.15, 0.5

@@ -12,10 +12,12 @@ from sglang_expert_head import write_expert_head
 from sglang_family import Family, FamilyTests, Running, groups_of
 from sglang_files import NEWEST, ON_GPU, RANKS, VERSION
 from sglang_latent import write_latent
+from sglang_modules import write_modules
 from sglang_server import Variant
 from sglang_workload import with_silences
 
 REQUESTS, FEWER = 200, 60
+SECOND = {"swa_full_tokens_ratio": 0.5}
 HEAD = Variant("EAGLE3", "sorter-eagle3", target="sorter", program=True, ranks=2, groups=2, overlap=True)
 HEAD_TREE = replace(HEAD, topk=3, num_draft_tokens=8, samples=True, overlap=False, ranks=4, local_head=True)
 HEADS = Family(
@@ -39,7 +41,19 @@ MODULES = Family(
 )
 """Latent attention, and a module of multi-token prediction whose forwards exchange rows as those of the target do."""
 
-FAMILIES = (HEADS, *[MODULES] * (not ON_GPU))
+EACH = Variant("EAGLE", "modules", target="modules", program=True, samples=True, ranks=2, groups=2, overlap=True)
+SEVERAL = Family(
+    Variant(target="modules"),
+    [EACH, replace(EACH, local_head=True, overlap=False, ranks=4, num_steps=2, num_draft_tokens=3)],
+    lambda folder: write_modules(folder, "modules"),
+    lambda _: with_silences(FEWER, seed=13),
+    arguments=SECOND,
+    accepted=1.3,
+)
+"""A module for each step (MULTI_LAYER_EAGLE), which exchange rows one after the other, with windows in a second pool.
+Programs serve all requests: SGLang's own step ends where it is not captured, when groups have unlike many requests."""
+
+FAMILIES = (HEADS, SEVERAL, *[MODULES] * (not ON_GPU))
 """Kernels of a GPU have no latent rows so narrow."""
 PROGRAMS = [(family, program) for family in FAMILIES for program in family.programs if program.ranks <= RANKS]
 OWN = [(family, program, family.own_of(program)) for family, program in PROGRAMS if program is family.programs[0]]

@@ -192,13 +192,13 @@ def _of_draft(server: Server) -> Iterator[tuple[str, str]]:
     """Name what is in the way by how a server drafts: what would have to change, and it in words."""
     kind = server.kind
     for setting, elsewhere in (other.setting for other in KINDS if other is not kind):
-        if server.settings.get(setting) and server.groups == 1 and not (kind is not None and kind.model_less):
+        if server.settings.get(setting) and not (kind is not None and kind.model_less):
             yield setting, elsewhere
             return
     if kind is None:
         return
     if server.draft is not None:
-        yield from kind.misfits(server.draft)
+        yield from kind.misfits(server.draft, server.groups)
     asked = {
         "topk": server.topk > 1,
         "adapters": server.adapters,

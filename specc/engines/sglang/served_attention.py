@@ -34,7 +34,7 @@ class ServedModel:
         chunk: whether it has layers that see a chunk of the text alone.
         state: the kind of state that recurrent layers keep of a request, a word of `STATES`; anything else is a kind
             that is not served, and an empty text none at all.
-        beside: what a draft that fills in blocks has beside its layers, in words; nothing for a plain one.
+        beside: what sets a draft apart from others of its kind, as `KindOfDraft.beside`; nothing for a plain one.
         borrows: whether it has no KV cache, and reads the target's.
 
     """

@@ -44,7 +44,6 @@ SETTINGS: dict[str, tuple[object, str]] = {
 
 DATA_PARALLEL: dict[str, tuple[object, str]] = {
     "enable_lora": (False, "LoRA"),
-    "enable_multi_layer_eagle": (False, "multi-layer EAGLE"),
     "enable_return_routed_experts": (False, "experts as results"),
     "disaggregation_mode": ("null", "prefill and decode on two servers"),
     "speculative_use_rejection_sampling": (False, "rejection sampling"),
@@ -63,6 +62,9 @@ RECURRENT: dict[str, tuple[object, str]] = {
 }
 """The same where a target keeps a recurrent state."""
 
+OF_KINDS: dict[str, tuple[object, str]] = {"enable_multi_layer_eagle": (False, "multi-layer EAGLE")}
+"""Settings by which SGLang takes a kind of draft (`KindOfDraft.setting`): then no other kind is served."""
+
 WEIGHING: dict[str, str] = {
     "speculative_use_block_verification": "block",
     "speculative_use_rejection_sampling": "rejection",
@@ -75,7 +77,7 @@ UNDER: dict[str, dict[str, tuple[object, str]]] = {
     "beside recurrent state": RECURRENT,
 }
 """What else counts under which condition, in words that stand behind what is refused."""
-NAMES = frozenset(SETTINGS).union(*UNDER.values())
+NAMES = frozenset(SETTINGS).union(OF_KINDS, *UNDER.values())
 """All settings."""
 
 
@@ -90,7 +92,8 @@ def served_under(conditions: Iterable[str] = ()) -> dict[str, tuple[tuple[object
 
 def served_anyhow(conditions: Iterable[str] = ()) -> dict[str, tuple[tuple[object, ...], str]]:
     """Return the same of all settings: where conditions say nothing of one, as some other condition has it."""
-    return served_under(UNDER) | served_under(conditions)
+    of_kinds = {name: (_values(served), what) for name, (served, what) in OF_KINDS.items()}
+    return of_kinds | served_under(UNDER) | served_under(conditions)
 
 
 def _values(served: object) -> tuple[object, ...]:

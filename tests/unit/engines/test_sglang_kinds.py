@@ -15,6 +15,7 @@ from specc.engines.sglang.check.preset import SGLANG
 from specc.engines.sglang.kinds import KINDS, KindOfDraft, kind_of
 from specc.engines.sglang.kinds.block_drafts import CORRECTED_BLOCKS
 from specc.engines.sglang.served import ROLES, SETTINGS, ServedModel, Server
+from specc.engines.sglang.served_settings import OF_KINDS
 
 ADAPTER = Path(sglang.__file__).parent
 every = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.algorithms[0].lower())
@@ -53,6 +54,7 @@ def test_what_a_kind_says_is_read(kind: KindOfDraft) -> None:
     assert kind.unstarted.keys() <= {"adapters", "groups", "cpu"}
     assert not kind.setting[0] or kind.written, f"{kind.setting} is of a kind that has its algorithm from another"
     assert kind.setting[0] not in SETTINGS
+    assert not kind.setting[0] or kind.setting[0] in OF_KINDS
 
 
 @every

@@ -14,6 +14,10 @@ from test_sglang_worker import BATCHES, PROMPTS, QLEN, Serve, counted, plan_of, 
 
 __all__ = ["serve"]
 OTHERS = "requests of another rank"
+DRAFTS = [("EAGLE", False), ("MULTI_LAYER_EAGLE", False), ("MULTI_LAYER_EAGLE", True)]
+"""Algorithms whose drafts run beside others; of modules, whether each reads what the one before made."""
+overlapping = pytest.mark.parametrize("overlap", [False, True])
+of_drafts = pytest.mark.parametrize(("algorithm", "chained"), DRAFTS)
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +41,7 @@ def widths(server: Server, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return rows
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@overlapping
 @pytest.mark.parametrize("keys", [(), QLEN])
 def test_steps_have_the_rows_of_the_rank_that_has_most(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, keys: Any, overlap: bool
@@ -57,13 +61,14 @@ def test_steps_have_the_rows_of_the_rank_that_has_most(
     assert server.worker.steps.report()["served"] == len(BATCHES)
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@overlapping
+@of_drafts
 def test_a_rank_without_requests_runs_rows_of_padding(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch, overlap: bool
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, algorithm: str, overlap: bool, chained: bool
 ) -> None:
     """And changes nothing of those that it has, which go on where they were."""
-    plan = plan_of("EAGLE")
-    server = serve(plan, overlap=overlap, groups=2)
+    plan = plan_of(algorithm)
+    server = serve(plan, overlap=overlap, groups=2, chained=chained)
     rows = widths(server, monkeypatch)
     server.begin(PROMPTS)
     for batch in BATCHES:
@@ -78,13 +83,19 @@ def test_a_rank_without_requests_runs_rows_of_padding(
     assert (report["served"], report["idle"], report["left"]) == (2 * len(BATCHES), len(BATCHES), {})
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@overlapping
+@of_drafts
 @pytest.mark.parametrize("other", [(2, False, False), (9, True, True)], ids=["served not", "prefilled"])
 def test_a_step_that_another_rank_leaves_to_sglang(
-    serve: Serve, others: list[tuple[int, bool, bool]], other: tuple[int, bool, bool], overlap: bool
+    serve: Serve,
+    others: list[tuple[int, bool, bool]],
+    other: tuple[int, bool, bool],
+    algorithm: str,
+    overlap: bool,
+    chained: bool,
 ) -> None:
     """Is SGLang's here, too, also where there are no requests; texts go on either way."""
-    server = serve(plan_of("EAGLE"), overlap=overlap, groups=2)
+    server = serve(plan_of(algorithm), overlap=overlap, groups=2, chained=chained)
     server.begin(PROMPTS)
     for place, batch in enumerate(BATCHES):
         others[:] = [other if place % 2 else (1, False, True)]
@@ -139,9 +150,12 @@ def test_rows_that_ranks_of_a_group_cannot_share_out_evenly_are_summed_up(serve:
     run(server, BATCHES)
 
 
-def test_drafts_run_in_the_group_of_their_ranks(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Around each forward of the draft, and none of the target."""
-    server = serve(plan_of("EAGLE"), groups=2)
+@of_drafts
+def test_drafts_run_in_the_group_of_their_ranks(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, algorithm: str, chained: bool
+) -> None:
+    """Around each forward of the draft, or of its modules, and none of the target."""
+    server = serve(plan_of(algorithm), groups=2, chained=chained)
     entered = list[str]()
     place = "sglang.srt.speculative.spec_utils.draft_tp_context"
     monkeypatch.setattr(place, lambda layout: (entered.append(layout), nullcontext())[1])
@@ -154,6 +168,7 @@ BESIDE = {
     "prefill and decode on two servers under data parallelism (disaggregation_mode decode)": setting(
         "disagg", "disaggregation_mode", "decode"
     ),
+    "multi-layer EAGLE of another algorithm": setting("spec", "enable_multi_layer_eagle", True),
     "LoRA under data parallelism": lambda server: setattr(server.worker.server_args, "enable_lora", True),
 }
 
@@ -164,3 +179,14 @@ def test_what_is_not_served_beside_it(serve: Serve, what: str) -> None:
     assert misfits(server) == []
     BESIDE[what](server)
     assert misfits(server) == [f"{what} is not served"]
+
+
+@pytest.mark.parametrize(("name", "groups"), [("MiMoV2MTP", 2), ("Step3p5MTP", 1), ("Step3p5MTP", 2)])
+def test_modules_whose_embedding_is_shared_out_have_the_tokens_of_one_group(
+    serve: Serve, name: str, groups: int
+) -> None:
+    server = serve(plan_of("MULTI_LAYER_EAGLE"), groups=groups)
+    model = server.worker.draft_worker.draft_runner.model
+    model.__class__ = type(name, (type(model),), {})
+    refused = "attention under data parallelism with modules whose embedding all ranks share out is not served"
+    assert misfits(server) == ([refused] if (name, groups) == ("Step3p5MTP", 2) else [])

@@ -110,7 +110,7 @@ class _Blocks(KindOfDraft):
         embeds = model.get_input_embeddings() is not None
         return self.beside(type(model).__name__, getattr(model, "projector_type", None) or "", embeds=embeds)
 
-    def misfits(self, draft: Any) -> Iterator[tuple[str, str]]:
+    def misfits(self, draft: Any, groups: int) -> Iterator[tuple[str, str]]:
         """See `KindOfDraft`."""
         if draft.beside:
             yield "draft", f"{DRAFT}, {draft.beside},"

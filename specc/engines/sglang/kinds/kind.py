@@ -208,8 +208,11 @@ class KindOfDraft:
         """Return by name the tables that programs read of SGLang's model beside its head."""
         return {}
 
-    def misfits(self, draft: Any) -> Iterator[tuple[str, str]]:
-        """Name what of a draft, a `ServedModel`, is not served: what would have to change, and it in words."""
+    def misfits(self, draft: Any, groups: int) -> Iterator[tuple[str, str]]:
+        """Name what of a draft, a `ServedModel`, is not served: what would have to change, and it in words.
+
+        `groups` of ranks have requests of their own.
+        """
         return iter(())
 
     def backends(self, drafter: Any) -> Mapping[str, Any]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from .kind import KindOfDraft
+
+SHARED_OUT = "Step3p5"
+"""How names of classes begin, of targets and of SGLang's models, whose modules read an embedding of their own."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,6 +19,19 @@ class _SeveralModules(KindOfDraft):
         pairs = zip(drafter.draft_extend_attn_backend_list, drafter.draft_runner_list, strict=True)
         extend, *further = (own or runner.attn_backend for own, runner in pairs)
         return {"extend": extend, "further": further}
+
+    def beside(self, architecture: str, projector: str = "", *, embeds: bool = False) -> str:
+        """See `KindOfDraft`: all ranks together hold the embedding, as if all had the same tokens."""
+        return "modules whose embedding all ranks share out" if architecture.startswith(SHARED_OUT) else ""
+
+    def model_beside(self, model: Any) -> str:
+        """See `KindOfDraft`."""
+        return self.beside(type(model).__name__)
+
+    def misfits(self, draft: Any, groups: int) -> Iterator[tuple[str, str]]:
+        """See `KindOfDraft`: where ranks have tokens of their own, SGLang adds up what each looked up."""
+        if draft.beside and groups > 1:
+            yield "groups", f"attention under data parallelism with {draft.beside}"
 
     def unsegmented(self, worker: Any) -> str:
         """What a module made is somewhere else once a graph has made it."""

@@ -64,6 +64,14 @@ def test_what_is_not_served_beside_it(changes: dict[str, str | None], options: t
     assert message not in alone.stderr or "--pp-size" in changes
 
 
+def test_one_module_is_not_asked_to_be_several() -> None:
+    """Beside it as without."""
+    changes = GROUPS | {"--speculative-algorithm": "STANDALONE", "--enable-multi-layer-eagle": ""}
+    result = run("--", *words(changes))
+    assert result.exit_code == 1
+    assert "multi-layer EAGLE of another algorithm is not served" in result.stderr
+
+
 def test_experts_may_be_shared_out_beside_it() -> None:
     result = run("--", *words(GROUPS | {"--ep-size": "4"}))
     assert result.exit_code == 0

@@ -69,6 +69,14 @@ def test_sglang_takes_modules_by_itself_under_one_name_of_the_algorithm(tmp_path
     assert "algorithm: EAGLE # --speculative-algorithm NEXTN" in run("--", *words(nextn)).stdout
 
 
+def test_groups_of_ranks_run_all_modules(tmp_path: Path) -> None:
+    """Each over its own requests, with as many rows as the others; the same is written of one module."""
+    groups = {"--tp": "8", "--dp": "2", "--enable-dp-attention": "", "--enable-dp-lm-head": ""}
+    resolved = config(tmp_path, SERVED | groups | {"--max-running-requests": "24", "--speculative-num-steps": "3"})
+    assert (resolved.algorithm, resolved.num_steps, resolved.file.tensor_parallel) == ("MULTI_LAYER_EAGLE", 3, 4)
+    assert (resolved.max_requests, resolved.file.buckets[-1]) == (12, 12)
+
+
 def test_a_draft_says_how_many_modules_it_has(tmp_path: Path) -> None:
     step = SERVED | {"--model-path": "step", "--speculative-draft-model-path": "step"}
     resolved = config(tmp_path, step | {"--speculative-num-steps": "2"})
@@ -89,7 +97,13 @@ def test_a_draft_says_how_many_modules_it_has(tmp_path: Path) -> None:
             (),
             "a draft of several modules behind a server that prefills",
         ),
-        ({"--tp-size": "2", "--attn-dp-size": "2"}, (), "multi-layer EAGLE under data parallelism"),
+        ({"--tp-size": "2", "--attn-dp-size": "2", "--enable-lora": ""}, (), "LoRA under data parallelism"),
+        (
+            {"--model-path": "step", "--speculative-draft-model-path": "step", "--speculative-num-steps": "2"}
+            | {"--tp-size": "2", "--attn-dp-size": "2"},
+            (),
+            "attention under data parallelism with modules whose embedding all ranks share out",
+        ),
         ({"--attention-backend": "triton"}, (), "triton attention with sliding windows (extend)"),
         ({"--speculative-token-map": "map.pt"}, (), "--speculative-token-map of MULTI_LAYER_EAGLE"),
         ({}, ("--head", "weights"), "--head weights with a draft of several modules"),
