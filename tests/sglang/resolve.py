@@ -73,7 +73,7 @@ def server(arguments: Any) -> dict[str, Any]:
         "candidates": candidates,
         "algorithm": view.speculative_algorithm,
         "draft_path": view.speculative_draft_model_path,
-        "max_requests": view.max_running_requests,
+        "max_requests": view.max_running_requests // view.attn_dp_size,  # of a group, as its runner divides
         "on_their_way": view.disaggregation_decode_extra_slots or 0,
         "captured": decode_graphs.bs,
         "dtype": view.dtype,
@@ -325,7 +325,7 @@ def answer(words: list[str], gpu: str, memory_gib: int) -> dict[str, Any]:
         made = worker(arguments)
         if result["server"]["algorithm"] == "DSPARK" and result["server"]["draft"] is None:
             result["server"]["draft"] = resolve_draft_worker_attention_backend()  # which no argument says
-        if made.kind.blocks:
+        if made.kind.blocks or made.kind.each_step:  # which the draft decides, or the target
             result["server"]["algorithm"] = made.kind.algorithms[0]
         facts = server_facts.facts(made)
     runners = runners_of(made)
