@@ -58,6 +58,7 @@ def server(arguments: Any) -> dict[str, Any]:
     """Backends, page, shape, draft and graphs of resolved arguments."""
     view = resolved_view(arguments)
     prefill, decode = attention_backends_of(view)
+    of_blocks = view.speculative_algorithm == "DSPARK" and draft_is_deepseek_v4()
     sizes = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
     decode_graphs = view.cuda_graph_config.decode
     shape, candidates = [getattr(view, name) for name in sizes], list[int]()
@@ -67,7 +68,7 @@ def server(arguments: Any) -> dict[str, Any]:
     return {
         "prefill": prefill,
         "decode": decode,
-        "draft": view.speculative_draft_attention_backend,
+        "draft": DSV4_DRAFT_ATTENTION_BACKEND if of_blocks else view.speculative_draft_attention_backend,
         "page_size": view.page_size,
         "shape": shape,
         "candidates": candidates,

@@ -23,8 +23,17 @@ STRENGTH = 0.1
 is the most probable: so a module that reads little else is right about as often."""
 
 
-def write_compressed(folder: Path, streams: int = STREAMS) -> None:
-    """Write target and module into one folder, as they are published, with so many residual streams."""
+READ, RANK, PLACES = (1, 3), WIDTH, 3
+"""Layers that a draft of blocks reads, counted from 0, and the size of its Markov head and of its blocks."""
+QUIET = 0.2
+"""How much of a block's own scores is left beside those of its Markov head, which say what follows each token."""
+
+
+def write_compressed(folder: Path, streams: int = STREAMS, *, blocks: bool = False) -> None:
+    """Write target and module into one folder, as they are published, with so many residual streams.
+
+    With `blocks` a draft that fills in blocks stands in the place of the module.
+    """
     of = read("target")[1]
     draw = torch.Generator().manual_seed(1)
 
@@ -69,6 +78,24 @@ def write_compressed(folder: Path, streams: int = STREAMS) -> None:
             weights |= {f"hc_{part}_{name}": of for name, of in mixed((2 + streams) * streams, 3).items()}
         return weights
 
+    def module() -> dict[str, Tensor]:
+        made = layer(0, STRENGTH / 2) | {f"hc_head_{name}": of for name, of in mixed(streams, 1).items()}
+        made |= {f"{name}.weight": torch.ones(WIDTH) for name in ("enorm", "hnorm", "norm")}
+        made |= {"e_proj.weight": torch.eye(WIDTH), "h_proj.weight": random(WIDTH, WIDTH, STRENGTH)}
+        return {f"0.{name}": of for name, of in made.items()}
+
+    def stages() -> dict[str, Tensor]:
+        made = {f"{number}.{name}": of for number in range(len(READ)) for name, of in layer(0, STRENGTH).items()}
+        last = {f"hc_head_{name}": of for name, of in mixed(streams, 1).items()}
+        made |= {f"{len(READ) - 1}.{name}": of for name, of in last.items()}
+        markov = {"embed": embedding / embedding.square().mean(1, keepdim=True).sqrt(), "head": head.clone()}
+        return made | {
+            "0.main_proj.weight": random(WIDTH, len(READ) * WIDTH),
+            "0.main_norm.weight": torch.ones(WIDTH),
+            f"{len(READ) - 1}.norm.weight": torch.full((WIDTH,), QUIET),
+            **{f"{len(READ) - 1}.markov_head.{name}.weight": of for name, of in markov.items()},
+        }
+
     def mixed(rows: int, scales: int) -> dict[str, Tensor]:
         return {
             "fn": random(rows, streams * WIDTH),
@@ -81,11 +108,17 @@ def write_compressed(folder: Path, streams: int = STREAMS) -> None:
     weights |= {f"hc_head_{name}": of for name, of in mixed(streams, 1).items()}
     for number, ratio in enumerate(RATIOS):
         weights |= {f"layers.{number}.{name}": of for name, of in layer(ratio, STRENGTH).items()}
-    module = layer(0, STRENGTH / 2) | {f"hc_head_{name}": of for name, of in mixed(streams, 1).items()}
-    module |= {f"{name}.weight": torch.ones(WIDTH) for name in ("enorm", "hnorm", "norm")}
-    module |= {"e_proj.weight": torch.eye(WIDTH), "h_proj.weight": random(WIDTH, WIDTH, STRENGTH)}
-    weights |= {f"mtp.0.{name}": of for name, of in module.items()}
-    write(folder, weights, about(of, streams))
+    weights |= {f"mtp.{name}": of for name, of in (stages() if blocks else module()).items()}
+    write(folder, weights, about(of, streams) | (BLOCKS if blocks else {}))
+
+
+BLOCKS = {
+    "dspark_block_size": PLACES,
+    "dspark_markov_rank": RANK,
+    "dspark_noise_token_id": 1,
+    "dspark_target_layer_ids": list(READ),
+}
+"""What `config.json` says of such a draft."""
 
 
 def about(of: dict[str, Any], streams: int) -> dict[str, Any]:

@@ -28,7 +28,9 @@ def write_program(engine: Mapping[str, Any], folder: Path, *options: str) -> Pat
     folder.mkdir(parents=True)
     config = folder / CONFIG
     if DEVICE == "cpu" and engine["speculative_algorithm"] in ON_GPUS:
-        engine = {**engine, "device": "cuda", "attention_backend": BACKEND}
+        given = {**SERVED, **engine}["attention_backend"]
+        attention = BACKEND if given == SERVED["attention_backend"] else given
+        engine = {**engine, "device": "cuda", "attention_backend": attention}
         options = ("--gpu", "h100", *options)
     words = [f"--{name.replace('_', '-')}={value}" for name, value in {**SERVED, **engine}.items()]
     specc("sglang", "check", "-o", str(config), "--name", "served", *options, "--", *words)

@@ -35,6 +35,18 @@ COMPRESSED = Family(
 )
 """Windows have a KV pool of their own, and entries of 4 and of 128 tokens one each. Some requests are aborted, and some
 begin anew with all that they have said."""
+BLOCK = Variant("DSPARK", "blocks", target="blocks", attention="dsv4", page=PAGE)
+FILLED = Family(
+    replace(BLOCK, algorithm=None, draft=""),
+    [replace(BLOCK, program=True, overlap=True), replace(BLOCK, program=True, samples=True, head="weights")],
+    lambda folder: write_compressed(folder / "blocks", blocks=True),
+    lambda _: [behind(number, request) for number, request in enumerate(workload(REQUESTS, seed=5))],
+    own=BLOCK,
+    arguments=ROOM,
+    anew=True,
+    pools={"DSPARK": ["DeepSeekV4TokenToKVPool", "DeepSeekV4TokenToKVPool"]},
+)
+"""A draft among the target's own weights that fills in blocks. Its layers see a window of the target's hidden rows."""
 SINGLE = replace(OWN, draft="single", target="single")
 SHARED = Family(
     replace(SINGLE, algorithm=None, draft=""),
@@ -46,15 +58,26 @@ SHARED = Family(
 )
 """Models with one residual stream, whose heads two ranks share out; keys are every rank's."""
 
+PARTED = replace(BLOCK, draft="parted", target="parted")
+SHARED_BLOCKS = Family(
+    replace(PARTED, algorithm=None, draft=""),
+    [replace(PARTED, program=True, overlap=True, ranks=2)],
+    lambda folder: write_compressed(folder / "parted", blocks=True),
+    lambda _: [behind(number, request) for number, request in enumerate(workload(FEWER, seed=6, bursts=1))],
+    arguments=ROOM,
+    anew=True,
+)
+"""Two ranks have a part each of the target's head, by which blocks are scored, and of what the Markov head adds."""
+
 
 def behind(number: int, request: Mapping[str, Any]) -> dict[str, Any]:
     """The same request, if its number is even behind a longer text."""
     return {**request, "text": {0: LONG, 2: NEARLY}.get(number % 4, "") + request["text"]}
 
 
-FAMILIES = () if ON_GPU else (COMPRESSED, SHARED)
+FAMILIES = () if ON_GPU else (COMPRESSED, FILLED, SHARED, SHARED_BLOCKS)
 PROGRAMS = [(family, program) for family in FAMILIES for program in family.programs]
-COMPARED = [*PROGRAMS, (COMPRESSED, OWN)] if FAMILIES else []
+COMPARED = [*PROGRAMS, (COMPRESSED, OWN), (FILLED, BLOCK)] if FAMILIES else []
 each_program = pytest.mark.parametrize(("family", "engine"), PROGRAMS, ids=str)
 
 
@@ -66,7 +89,7 @@ class TestCompressed(FamilyTests):
 def test_the_program_ran_the_steps_that_it_serves(family: Family, engine: Variant, engines: Running) -> None:
     state = engines.of(engine).state
     assert state["specc"]["proof"] == "passed"
-    assert state["specc"]["served"] > (100 if family is COMPRESSED else 10)
+    assert state["specc"]["served"] > (100 if family in (COMPRESSED, FILLED) else 10)
     assert state["specc"]["left"].keys() <= (set() if engine.samples else family.left)
     assert state["specc_testing"]["overlap"] == engine.overlap
     assert state["specc_testing"]["pools"] == COMPRESSED.pools["EAGLE"]

@@ -10,7 +10,7 @@ import sgl_kernel.compressed as kernels
 import torch
 from torch import Tensor
 
-MODEL = "sglang.srt.models.deepseek_v4.DeepseekV4ForCausalLM.post_load_weights"
+MODELS = ("deepseek_v4.DeepseekV4ForCausalLM", "deepseek_v4_dspark.DeepseekV4ForCausalLMDSpark")
 
 
 def compress_keys() -> None:
@@ -49,7 +49,8 @@ def compress_keys() -> None:
     allocation.get_last_loc_triton = allocation.get_last_loc_torch
     model_runner.adjust_config_with_unaligned_cpu_tp = lambda config, *_: config  # the keys are every rank's
     torch.cpu.empty_cache = lambda: None
-    HookRegistry.register(MODEL, in_float32, HookType.AFTER)
+    for name in MODELS:
+        HookRegistry.register(f"sglang.srt.models.{name}.post_load_weights", in_float32, HookType.AFTER)
 
 
 class NoCpu:

@@ -53,6 +53,23 @@ def backends(pool: Pool) -> list[DeepseekV4AttnBackend]:
     return [DeepseekV4AttnBackend(pool, step) for step in (0, 1, 0, 0)]
 
 
+class BlockBackend(DeepseekV4AttnBackend):
+    """One for blocks, which copies to the device what it has on the host, until it is told that a graph records it."""
+
+    def __init__(self, pool: Pool, why: str = "") -> None:
+        super().__init__(pool)
+        self.why, self.speculative_num_steps, self.glued = why, 1, False
+
+    def glue_draft_metadata(self) -> str:
+        self.glued = not self.why
+        return self.why
+
+    def init_forward_metadata(self, batch: Any) -> None:
+        assert self.glued
+        assert batch.seq_lens_cpu.device.type == "cpu"
+        super().init_forward_metadata(batch)
+
+
 @pytest.fixture
 def attention(backends: list[Any]) -> Compressed:
     return Compressed(Roles(backends[:2], object(), *backends[2:]), Tables(torch.zeros(9, 600).int(), SIZES))
@@ -118,3 +135,25 @@ def test_states_of_drafts_that_were_not_accepted_are_forgotten(
     assert ran is backends[3]
     assert read(ran) == ([11, 304], [*range(2 * NODES)])
     assert pool.forgotten == [([1, 2], [7, 300], [4, 1], NODES)]
+
+
+def test_blocks_wait_for_no_host(backends: list[Any], pool: Pool) -> None:
+    """Lengths of the host are there for SGLang's checks alone, and SGLang's own forwards stay as they are."""
+    block = BlockBackend(pool)
+    roles = Roles([], None, backends[2], block=block)
+    filled = Compressed(roles, Tables(torch.zeros(9, 600).int(), SIZES))
+    for lengths in ([7, 300], [5]):
+        given = batch(lengths, STEPS)
+        ran = filled.block(given, STEPS)
+        assert read(ran) == (lengths, [*range(len(lengths) * STEPS)])
+        assert given.seq_lens_cpu.shape == (len(lengths),)
+    assert (block.glued, block.forward_metadata) == (False, "of a prefill")
+
+
+@pytest.mark.parametrize(
+    "block", [BlockBackend(Pool(), "a request window"), DeepseekV4AttnBackend(Pool())], ids=["beside", "older"]
+)
+def test_blocks_whose_metadata_is_the_hosts(block: Any, backends: list[Any]) -> None:
+    """Of a server with more beside, and of releases that always make it there."""
+    with pytest.raises(ValueError, match="dsv4 over blocks is not served with"):
+        Compressed(Roles([], None, backends[2], block=block), Tables(torch.zeros(9, 600).int(), SIZES))

@@ -58,9 +58,9 @@ class ModelFacts:
     ``quant_method``, ``speculators`` (the type of a draft in that format), the sizes of a `RecurrentState` and, in
     words, ``recurrent_state`` and ``index_keys``. Of a draft that fills in blocks there are ``fills_blocks``,
     ``block_size`` (with the token before its places), ``projector`` (how its rows are changed before the head),
-    ``own_embedding`` and ``block_window``; of a target that has one among its own weights ``bundles_blocks``,
-    ``bundled_block_size`` (its drafts) and ``bundled_markov_rank``. ``known``: whether transformers has a class for
-    the architecture.
+    ``own_embedding`` and ``block_window``; of a target that has one among its own weights ``bundles_blocks``, and what
+    is said of that draft by names that begin with `BUNDLED` (its block size counts drafts).
+    ``known``: whether transformers has a class for the architecture.
     """
 
     model_type: str

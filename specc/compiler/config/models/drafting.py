@@ -6,11 +6,12 @@ Files say it in their language model's part, beside it, or in a block of its own
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from specc.compiler.config.models.attributes import Fact, attribute, block_of, value_of
 from specc.compiler.config.schema import SELECTOR
 
+_T = TypeVar("_T")
 MODULES = (
     "num_nextn_predict_layers",
     "mtp_num_hidden_layers",
@@ -25,7 +26,10 @@ _AUX_LAYERS = (
     ("dflash_config", "target_layer_ids"),
 )
 _RANK = "markov_rank"
-_BUNDLED = tuple(f"dspark_{key}" for key in ("block_size", _RANK, "noise_token_id", "target_layer_ids"))
+BUNDLED = "bundled_"
+"""How the names of facts begin that are of a draft of blocks among a target's own weights."""
+_OF_BUNDLED = "dspark_"
+_BUNDLED = tuple(f"{_OF_BUNDLED}{key}" for key in ("block_size", _RANK, "noise_token_id", "target_layer_ids"))
 """What a target says whose files have a draft of blocks among their own weights."""
 _PLACES = {"mask_token_id", "target_layer_ids"}
 """Keys by both of which a draft has places to fill, and rows of its target."""
@@ -47,12 +51,8 @@ def drafting_facts(config: object, text: object, first_layer: int) -> dict[str, 
     }
     if any(block_of(level, "eagle_config").get("use_aux_hidden_state") is False for level in levels):
         return facts | {"num_aux_layers": Fact(0, "eagle_config.use_aux_hidden_state")}
-    key, layers = _aux_layer_ids(levels)
-    if isinstance(layers, list) and layers and all(type(layer) is int for layer in cast("list[object]", layers)):
-        counted = [int(layer) + 1 - first_layer for layer in cast("list[int]", layers)]
-        facts["aux_layers"] = Fact(" ".join(map(str, counted)), f"{key}, which counts from {first_layer}")
-        facts["num_aux_layers"] = facts["num_aux_layers"] or Fact(len(counted), f"entries of {key}")
-    return facts
+    read = _layers(*_aux_layer_ids(levels), first_layer)
+    return facts | read | {"num_aux_layers": facts["num_aux_layers"] or read.get("num_aux_layers")}
 
 
 def block_facts(content: Mapping[str, Any], architecture: str) -> dict[str, Fact]:
@@ -79,10 +79,32 @@ def bundled_facts(content: Mapping[str, Any]) -> dict[str, Fact]:
     text = content.get("text_config")
     options = {**(cast("dict[str, Any]", text) if isinstance(text, dict) else {}), **content}
     said = [key for key in _BUNDLED if options.get(key) is not None]
-    sizes = {f"bundled_{key.removeprefix('dspark_')}": (key, options.get(key)) for key in _BUNDLED[:2]}
+    if not said:
+        return {}
+    sizes = {key.removeprefix(_OF_BUNDLED): (key, options.get(key)) for key in _BUNDLED[:2]}
+    read = _layers(_BUNDLED[-1], options.get(_BUNDLED[-1]), 0)
+    layers = {"num_layers": read["num_aux_layers"]} if read else {}
+    there = {name: Fact(size, key) for name, (key, size) in sizes.items() if type(size) is int}
+    bundled = {"fills_blocks": Fact(1, said[0]), **there, **read, **layers}
+    return {"bundles_blocks": Fact(1, said[0]), **{f"{BUNDLED}{name}": fact for name, fact in bundled.items()}}
+
+
+def of_bundled(facts: Mapping[str, _T]) -> dict[str, _T]:
+    """Return what is said of the draft of blocks among a target's own weights, by the names that a draft's facts have.
+
+    It has a layer for each layer of the target that it reads.
+    """
+    return {name.removeprefix(BUNDLED): fact for name, fact in facts.items() if name.startswith(BUNDLED)}
+
+
+def _layers(key: str, layers: object, first_layer: int) -> dict[str, Fact]:
+    """Return which layers of the target a draft reads, and how many; nothing of what is no list of layers."""
+    if not isinstance(layers, list) or not layers or any(type(layer) is not int for layer in cast("list[Any]", layers)):
+        return {}
+    counted = [layer + 1 - first_layer for layer in cast("list[int]", layers)]
     return {
-        **({"bundles_blocks": Fact(1, said[0])} if said else {}),
-        **{name: Fact(size, key) for name, (key, size) in sizes.items() if type(size) is int},
+        "aux_layers": Fact(" ".join(map(str, counted)), f"{key}, which counts from {first_layer}"),
+        "num_aux_layers": Fact(len(counted), f"entries of {key}"),
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from specc.compiler.config.models import Fact, ModelFacts, ModelUnreadableError, directory_of, read_model
+from specc.compiler.config.models.drafting import of_bundled
 from specc.compiler.config.models.hub import model_path
 from specc.compiler.config.models.pair import described
 from specc.compiler.config.resolved import Sides
@@ -23,6 +24,8 @@ def read_models(written: Written, needs: Needs) -> Findings[Sides[ModelFacts]]:
     if draft is not None and needs.modules is not None:
         used = needs.modules(max(shape.num_steps for shape in written_shapes(written.file)))
         draft = yield from _modules(written, draft, used)
+    elif draft is not None and "bundles_blocks" in draft.facts and _own_draft(written):
+        draft = replace(draft, facts={**draft.facts, **of_bundled(draft.facts)})
     yield from _check_kind(written, needs)
     return Sides(target, draft)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from specc.compiler.config.models.drafting import of_bundled
 from specc.compiler.config.presets.contract import OWN_HEADS, EngineNeeds, Value
 from specc.engines.answers import answers_of
 from specc.engines.sglang.served import KINDS, TESTED, KindOfDraft, ServedModel, Server, kind_of, refusals
@@ -60,7 +61,7 @@ def facts_of(values: Mapping[str, Value], kind: KindOfDraft | None = None) -> Se
     With ``kind`` a server's draft is of that, whatever its directory says, which may be the target's.
     """
     values = values if kind is None else {**values, **as_draft(values, kind)}
-    written = str(values.get("bundled_in", _written(values)))
+    written = str(values.get("drafts_for", _written(values)))
     architecture, cache = architecture_of(values), str(values.get("kv_layout", "mha"))
     if cache == "mla" and "index_topk" in values:
         cache = "dsa"
@@ -98,8 +99,7 @@ def as_draft(values: Mapping[str, Value], kind: KindOfDraft) -> dict[str, Value]
     drafts = _BUNDLED.get(kind.algorithms[0], {}).get(architecture_of(values))
     if drafts is None or "bundles_blocks" not in values:
         return {}
-    sizes = {key: values[f"bundled_{key}"] for key in ("block_size", "markov_rank") if f"bundled_{key}" in values}
-    return {"architecture": drafts, "bundled_in": _written(values), "fills_blocks": 1, **sizes}
+    return {"architecture": drafts, **of_bundled(values), "drafts_for": _written(values)}
 
 
 def own_attention(values: Mapping[str, Value]) -> str | None:

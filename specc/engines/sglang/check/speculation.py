@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specc.compiler.config.models import Fact, ModelFacts, read_model
+from specc.compiler.config.models.drafting import of_bundled
 from specc.engines.answers import OwnModules
 from specc.engines.sglang.check.adaptive import candidates_of, left_off
 from specc.engines.sglang.check.command_line import ADAPTIVE, ANSWERS, Arguments, argument
@@ -140,7 +141,7 @@ def _bundled(draft: Model | None, kind: KindOfDraft) -> Model | None:
 
 def _origin(said: ModelFacts, key: str) -> str:
     """Return where it comes from what SGLang reads otherwise of a draft among the weights of its target."""
-    fact = said.facts.get(f"bundled_{key}", said.facts["bundles_blocks"])
+    fact = of_bundled(said.facts).get(key, said.facts["bundles_blocks"])
     return fact.origin
 
 

@@ -165,9 +165,10 @@ class _CorrectedBlocks(_Blocks):
         architecture = type(model).__name__
         if architecture not in self.plain:  # which need not have any of the rest
             return self.beside(architecture)
-        if beside := self.beside(architecture, model.projector_type or "", embeds=model.is_nemotron_35_draft):
+        projector, embeds = getattr(model, "projector_type", None), getattr(model, "is_nemotron_35_draft", False)
+        if beside := self.beside(architecture, projector or "", embeds=embeds):
             return beside
-        if (kind := type(model.markov_head).__name__) != "VanillaMarkov":
+        if (kind := type(model.markov_head).__name__) not in ("VanillaMarkov", "DSparkV4MarkovHead"):
             return f"with a Markov head of the class {kind}"
         return "" if model.confidence_head is None else f"of which some drafts are verified ({MODE})"
 
@@ -243,7 +244,7 @@ speculative.dflash_info.DFlashVerifyInput(draft_token positions draft_token_num 
     absent="drafts that are filled in as a block, each told of the one before, are SGLang's",
     forwards="models.block_forwards.CorrectedForwards",
     marks="markov_rank",
-    plain=("DSparkDraftModel", "LingDSparkModel", "Qwen3DSparkModel"),
+    plain=("DSparkDraftModel", "DeepseekV4ForCausalLMDSpark", "LingDSparkModel", "Qwen3DSparkModel"),
     size="--speculative-dspark-block-size",
     usual=7,
 )

@@ -21,6 +21,8 @@ from .forwards import MODES, ForwardOutputs, Forwards, rows_of
 if TYPE_CHECKING:
     from specc.runtime.entry.callbacks import BlockCall, InjectCall
 
+OF_A_RANK = "_opt_markov_w2_tp_shard"
+"""The attribute by which a draft leaves its scores with the rank that has their part of the head."""
 DEFERS = "defer_verify_gather"
 """The attribute by which a logits processor leaves its gather to the worker in verification; newer versions have it."""
 
@@ -98,7 +100,7 @@ class BlockForwards(Forwards):
         if self._scale != 1:
             embeddings = embeddings * self._scale
         filled = model.forward(batch.input_ids, batch.positions, batch, input_embeds=embeddings).hidden_states
-        rows = filled.view(batch.batch_size, -1, filled.shape[-1])[:, self._first :].flatten(0, 1)
+        rows = filled.unflatten(0, (batch.batch_size, -1))[:, self._first :].flatten(0, 1)
         return LogitsProcessorOutput(self._scores(rows, batch), hidden_states=self._handed_over(rows))
 
     def _handed_over(self, rows: Tensor) -> Tensor | None:
@@ -106,7 +108,7 @@ class BlockForwards(Forwards):
         return None
 
     def _scores(self, rows: Tensor, batch: ForwardBatch) -> Tensor:
-        """Scores f32[n, V] of rows T[n, H] of the draft."""
+        """Scores f32[n, V] of rows T[n, H] of the draft, or T[n, hc, H] of one with several residual streams."""
         return self._processor._get_logits(rows, self._head, LogitsMetadata.from_forward_batch(batch))
 
 
@@ -147,14 +149,24 @@ class CorrectedForwards(BlockForwards):
         self._embed, self._project = model.forward_embed, model.compute_base_logits
         self._scale, self._first = 1, int(not model.sample_from_anchor)
         self._write = self._worker._kv_injector.inject_target_hidden
+        self._gathered = {OF_A_RANK: False} if hasattr(model, OF_A_RANK) else {}
 
     def _scores(self, rows: Tensor, batch: ForwardBatch) -> Tensor:
         """See `BlockForwards`. The program corrects them; where it computes the head it has the rows."""
         if self._parts.head:
-            wider = self._worker.draft_model.logits_mup_width_multiplier
-            return rows / wider if wider else rows
-        scores, buffer = self._project(rows)[0], batch.next_token_logits_buffer
+            return self._before_head(rows)
+        with _set(self._worker.draft_model, **self._gathered):
+            scores, buffer = self._project(rows)[0], batch.next_token_logits_buffer
         return scores.float() if buffer is None else buffer.copy_(scores)
+
+    def _before_head(self, rows: Tensor) -> Tensor:
+        """Rows T[n, H] that the head takes of the draft's, which may be of several residual streams."""
+        model = self._worker.draft_model
+        if hasattr(model, "collapse_hc_head"):
+            mixed: Tensor = model.stages[-1].norm(model.collapse_hc_head(rows))
+            return mixed
+        wider = model.logits_mup_width_multiplier
+        return rows / wider if wider else rows
 
 
 def _without_adapters(layer: Any) -> Any:

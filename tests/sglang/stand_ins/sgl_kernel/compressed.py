@@ -105,7 +105,8 @@ def attend_slots(
 ) -> tuple[Tensor, None]:
     """Attend from q [n, 1, H, E] to the slots i32[n, 1, k] of a cache, and of an extra one, as far as lengths say.
 
-    Caches are [pages, P, 1, bytes], slots below 0 are none. `attn_sink` f32[H] are scores of a token without value.
+    Caches are [pages, P, 1, bytes], slots below 0 are none. `attn_sink` f32[h] are scores of a token without value,
+    of the first heads; those behind pad q.
     """
     keys, visible = list[Tensor](), list[Tensor]()
     parts = [(k_cache, indices, topk_length), (extra_k_cache, extra_indices_in_kvcache, extra_topk_length)]
@@ -123,7 +124,8 @@ def attend_slots(
         visible.append(of_part)
     key, mask = torch.cat(keys), torch.cat(visible, 1)[:, None]
     scores = (q[:, 0].float() @ key.T * softmax_scale).masked_fill(~mask, float("-inf"))
-    sink = attn_sink.float().view(1, -1, 1).expand(len(scores), -1, 1)
+    sinks = torch.nn.functional.pad(attn_sink.float(), (0, q.shape[2] - len(attn_sink)))  # of heads that pad q
+    sink = sinks.view(1, -1, 1).expand(len(scores), -1, 1)
     weights = torch.softmax(torch.cat((scores, sink), -1), -1)[..., :-1]
     return (weights @ key)[:, None, :, :head_dim_v].to(q.dtype), None
 

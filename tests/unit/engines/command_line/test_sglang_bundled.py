@@ -15,7 +15,6 @@ from .test_sglang_blocks import CORRECTED, NODES, TARGET, corrected
 
 BUNDLING, BESIDE, LATER = "DeepSeek-V4-Flash-0731", "DeepSeek-V4-Flash", "DeepSeek-V4.1-Flash"
 """Models whose weights have such a draft; that of the second has a module alone."""
-CLASS = "a draft that fills in blocks, of the class DeepseekV4ForCausalLMDSpark, is not served"
 
 
 @pytest.fixture
@@ -53,14 +52,23 @@ def test_a_draft_in_a_folder_of_the_target(folder: Path) -> None:
     assert Path(str(resolved.file.draft.model)).name == "dspark"
 
 
-@pytest.mark.parametrize("model", [BUNDLING, LATER])
 @pytest.mark.parametrize("named", [False, True])
-def test_a_draft_among_the_target_s_weights(folder: Path, model: str, named: bool) -> None:
+def test_a_draft_among_the_target_s_weights(folder: Path, named: bool) -> None:
     """SGLang has a class of its own for it, whose layers have the target's attention."""
-    more = {"--speculative-draft-model-path": model} if named else {}
-    reasons = said(alone(model) | more)
-    assert CLASS in reasons
-    assert "dsv4 attention over blocks (draft) is not served" in reasons
+    more = {"--speculative-draft-model-path": BUNDLING} if named else {}
+    resolved = config(folder, alone(BUNDLING) | more, options=("--gpu", "b200"))
+    assert resolved.draft is not None
+    assert (resolved.algorithm, resolved.num_steps, resolved.draft.markov_rank) == ("DSPARK", 5, 256)
+    assert resolved.draft.num_layers == len(resolved.target.aux_layers or ()) == 3
+    assert resolved.target.aux_layers == (41, 42, 43)
+    assert resolved.target.spec_width == 3 * 4096
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_the_same_of_a_later_model(folder: Path, named: bool) -> None:
+    """It keeps other entries, which no program has run with."""
+    reasons = said(alone(LATER) | ({"--speculative-draft-model-path": LATER} if named else {}))
+    assert "a KV pool of another kind for sliding windows of the target is not served" in reasons
     assert "is missing" not in reasons
 
 
@@ -79,6 +87,9 @@ def test_modules_beside_such_a_draft(folder: Path) -> None:
 
 
 def test_the_model_that_sglang_makes_of_it() -> None:
-    """It is refused by its class, and has not all that the others have."""
-    model = type("DeepseekV4ForCausalLMDSpark", (), {})()
-    assert CORRECTED_BLOCKS.model_beside(model) == "of the class DeepseekV4ForCausalLMDSpark"
+    """It has not all that the others have, and a Markov head of its own."""
+    heads = {name: type(name, (), {})() for name in ("DSparkV4MarkovHead", "GatedMarkovHead")}
+    sides = {"confidence_head": None, "get_input_embeddings": lambda _: None}
+    models = [type("DeepseekV4ForCausalLMDSpark", (), {**sides, "markov_head": head})() for head in heads.values()]
+    beside = [CORRECTED_BLOCKS.model_beside(model) for model in models]
+    assert beside == ["", "with a Markov head of the class GatedMarkovHead"]

@@ -11,6 +11,7 @@ RECORDS = (
         tried=False,
         shapes=False,
         windows=ROLES,
+        blocks=True,
         place=2,
         formerly=("compressed",),
         classes=("DeepseekV4AttnBackend",),

@@ -22,17 +22,28 @@ class Compressed(StepAttention):
     """`init_forward_metadata` of each backend, for forwards of one width."""
 
     def __init__(self, roles: Roles, tables: Tables) -> None:
-        """See `StepAttention`; SGLang's drafts write into slots of all steps, of which each backend takes its own."""
+        """See `StepAttention`; SGLang's drafts write into slots of all steps, of which each backend takes its own.
+
+        ValueError for a draft of blocks whose metadata SGLang makes on the host, as releases before 0.5.23 do.
+        """
         super().__init__(roles, tables)
         self._drafts = [copy.copy(backend) for backend in roles.draft]
         for backend in self._drafts:
             backend.speculative_num_steps = 1
         self._lengths: dict[int, Tensor] = {}
+        self._block = copy.copy(roles.block)
+        if self._block is not None and (why := _made_on_the_host(self._block)):
+            raise ValueError(f"attention dsv4 over blocks is not served with {why}")
 
     def draft(self, step: int, batch: Any) -> Any:
         """See `StepAttention`; SGLang's own drafts see the text alone, whatever the step."""
         batch.seq_lens = self._drafting(step, batch)
         return _prepared(self._drafts[step], batch)
+
+    def block(self, batch: Any, width: int) -> Any:
+        """See `StepAttention`; of lengths on the host SGLang's blocks read no more than that there are some."""
+        batch.seq_lens_cpu = torch.ones(batch.batch_size, dtype=torch.int64)
+        return _prepared(self._block, batch)
 
     def target(self, batch: Any, width: int, mask: Tensor | None, counts: Tensor | None) -> Any:
         """See `StepAttention`."""
@@ -52,6 +63,12 @@ class Compressed(StepAttention):
         if rows not in self._lengths:
             self._lengths[rows] = batch.seq_lens.new_empty(len(self._drafts), rows)
         return torch.add(batch.seq_lens, step + 1, out=self._lengths[rows][step])
+
+
+def _made_on_the_host(backend: Any) -> str:
+    """What makes a backend wait for the host with each block; nothing once it has been told that a graph records it."""
+    glued = getattr(backend, "glue_draft_metadata", None)
+    return "metadata of the host's" if glued is None else str(glued())
 
 
 def _prepared(backend: Any, batch: Any) -> Any:
