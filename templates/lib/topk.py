@@ -348,7 +348,8 @@ def _mass_of_row(max_ptr, sum_ptr, row, chunks, SPLITS: tl.constexpr):
     top = tl.max(tops, axis=0)
     bad = (tl.abs(top) == float("inf")) | (tl.min(masses, axis=0) < 0.0)
     mass = tl.sum(rescaled(tl.abs(masses), tops, top), axis=0)
-    return tl.full([1], top, tl.float32), tl.full([1], bad, tl.int1), tl.full([1], mass, tl.float32)
+    bad = tl.full([1], bad.to(tl.int32), tl.int32) != 0  # an interpreter of 3.6 fills no tensor with an i1
+    return tl.full([1], top, tl.float32), bad, tl.full([1], mass, tl.float32)
 
 
 @triton.jit
