@@ -24,7 +24,7 @@ def read_models(written: Written, needs: Needs) -> Findings[Sides[ModelFacts]]:
     if draft is not None and needs.modules is not None:
         used = needs.modules(max(shape.num_steps for shape in written_shapes(written.file)))
         draft = yield from _modules(written, draft, used)
-    elif draft is not None and "bundles_blocks" in draft.facts and _own_draft(written):
+    elif draft is not None and needs.target_hidden == "aux" and "bundles_blocks" in draft.facts and _own_draft(written):
         draft = replace(draft, facts={**draft.facts, **of_bundled(draft.facts)})
     yield from _check_kind(written, needs)
     return Sides(target, draft)

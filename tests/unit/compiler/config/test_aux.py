@@ -161,3 +161,14 @@ def test_only_a_flag_says_that_no_layer_is_read(load: Load, model: Model, said: 
     model(**DEEP)
     model("d", **HEAD, eagle_config={"use_aux_hidden_state": said}, num_aux_hidden_states=3)
     assert load(EAGLE3).config.target.aux_layers == (2, 6, 9)
+
+
+def test_a_draft_among_the_target_s_weights_is_of_blocks(load: Load, model: Model) -> None:
+    """Whoever drafts with the whole of such a target has all layers of it."""
+    bundled = {"dspark_block_size": 3, "dspark_markov_rank": 8, "dspark_target_layer_ids": [1, 2]}
+    model(**LLAMA, **bundled)
+    own = EAGLE3.replace("  model: d", "  model: m")
+    whole, blocks = (load(text).config for text in (TEXT, own.replace("EAGLE3", "DSPARK")))
+    assert (whole.models["draft"].num_layers, whole.models["draft"].markov_rank) == (LLAMA["num_hidden_layers"], None)
+    assert (blocks.models["draft"].num_layers, blocks.models["draft"].markov_rank) == (2, 8)
+    assert blocks.target.aux_layers == (2, 3)
