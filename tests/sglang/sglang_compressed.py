@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,82 +35,99 @@ def write_compressed(folder: Path, streams: int = STREAMS, *, blocks: bool = Fal
 
     With `blocks` a draft that fills in blocks stands in the place of the module.
     """
-    of = read("target")[1]
-    draw = torch.Generator().manual_seed(1)
+    of, random = read("target")[1], Weights(streams)
+    embedding = torch.randn(of["vocab_size"], WIDTH, generator=random.source)
+    head = random.matrix(of["vocab_size"], WIDTH, 8)
+    weights = {"embed.weight": embedding, "head.weight": head, "norm.weight": torch.ones(WIDTH)}
+    weights |= named("hc_head_", random.mixed(streams, 1))
+    for number, ratio in enumerate(RATIOS):
+        weights |= named(f"layers.{number}.", random.layer(ratio, STRENGTH))
+    weights |= named("mtp.", random.stages(embedding, head) if blocks else random.module())
+    write(folder, weights, about(of, streams) | (BLOCKS if blocks else {}))
 
-    def random(rows: int, columns: int, strength: float = 1.0) -> Tensor:
-        return torch.randn(rows, columns, generator=draw) * strength / math.sqrt(columns)
 
-    def compressor(ratio: int, head: int) -> dict[str, Tensor]:
-        width = head * (2 if ratio == 4 else 1)
+def named(before: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same weights, with more before their names."""
+    return {f"{before}{name}": of for name, of in weights.items()}
+
+
+class Weights:
+    """Random weights of parts of a model with so many residual streams, by the names that they have in a part."""
+
+    def __init__(self, streams: int) -> None:
+        self.streams, self.source = streams, torch.Generator().manual_seed(1)
+
+    def matrix(self, rows: int, columns: int, strength: float = 1.0) -> Tensor:
+        return torch.randn(rows, columns, generator=self.source) * strength / math.sqrt(columns)
+
+    def mixed(self, rows: int, scales: int) -> dict[str, Tensor]:
+        """How residual streams are mixed."""
         return {
-            "wkv.weight": random(width, WIDTH),
-            "wgate.weight": random(width, WIDTH),
-            "ape": torch.randn(ratio, width, generator=draw),
-            "norm.weight": torch.ones(head),
-        }
-
-    def layer(ratio: int, strength: float) -> dict[str, Tensor]:
-        weights = {
-            "attn.wq_a.weight": random(QUERY, WIDTH),
-            "attn.q_norm.weight": torch.ones(QUERY),
-            "attn.wq_b.weight": random(HEADS * HEAD, QUERY),
-            "attn.wkv.weight": random(HEAD, WIDTH),
-            "attn.kv_norm.weight": torch.ones(HEAD),
-            "attn.attn_sink": torch.randn(HEADS, generator=draw),
-            "attn.wo_a.weight": random(GROUPS * OUTPUT, HEADS * HEAD // GROUPS),
-            "attn.wo_b.weight": random(WIDTH, GROUPS * OUTPUT, strength),
-            "attn_norm.weight": torch.ones(WIDTH),
-            "ffn_norm.weight": torch.ones(WIDTH),
-            "ffn.gate.weight": random(EXPERTS, WIDTH),
-            "ffn.gate.bias": torch.zeros(EXPERTS),
-        }
-        if ratio:
-            weights |= {f"attn.compressor.{name}": of for name, of in compressor(ratio, HEAD).items()}
-        if ratio == 4:
-            weights |= {f"attn.indexer.compressor.{name}": of for name, of in compressor(ratio, INDEX_HEAD).items()}
-            weights["attn.indexer.wq_b.weight"] = random(INDEX_HEADS * INDEX_HEAD, QUERY)
-            weights["attn.indexer.weights_proj.weight"] = random(INDEX_HEADS, WIDTH)
-        for network in (*(f"experts.{expert}" for expert in range(EXPERTS)), "shared_experts"):
-            weights[f"ffn.{network}.w1.weight"] = random(INNER, WIDTH)
-            weights[f"ffn.{network}.w3.weight"] = random(INNER, WIDTH)
-            weights[f"ffn.{network}.w2.weight"] = random(WIDTH, INNER, strength / 4)
-        for part in ("attn", "ffn"):
-            weights |= {f"hc_{part}_{name}": of for name, of in mixed((2 + streams) * streams, 3).items()}
-        return weights
-
-    def module() -> dict[str, Tensor]:
-        made = layer(0, STRENGTH / 2) | {f"hc_head_{name}": of for name, of in mixed(streams, 1).items()}
-        made |= {f"{name}.weight": torch.ones(WIDTH) for name in ("enorm", "hnorm", "norm")}
-        made |= {"e_proj.weight": torch.eye(WIDTH), "h_proj.weight": random(WIDTH, WIDTH, STRENGTH)}
-        return {f"0.{name}": of for name, of in made.items()}
-
-    def stages() -> dict[str, Tensor]:
-        made = {f"{number}.{name}": of for number in range(len(READ)) for name, of in layer(0, STRENGTH).items()}
-        last = {f"hc_head_{name}": of for name, of in mixed(streams, 1).items()}
-        made |= {f"{len(READ) - 1}.{name}": of for name, of in last.items()}
-        markov = {"embed": embedding / embedding.square().mean(1, keepdim=True).sqrt(), "head": head.clone()}
-        return made | {
-            "0.main_proj.weight": random(WIDTH, len(READ) * WIDTH),
-            "0.main_norm.weight": torch.ones(WIDTH),
-            f"{len(READ) - 1}.norm.weight": torch.full((WIDTH,), QUIET),
-            **{f"{len(READ) - 1}.markov_head.{name}.weight": of for name, of in markov.items()},
-        }
-
-    def mixed(rows: int, scales: int) -> dict[str, Tensor]:
-        return {
-            "fn": random(rows, streams * WIDTH),
-            "base": torch.randn(rows, generator=draw) / 4,
+            "fn": self.matrix(rows, self.streams * WIDTH),
+            "base": torch.randn(rows, generator=self.source) / 4,
             "scale": torch.full((scales,), 0.25),
         }
 
-    embedding, head = torch.randn(of["vocab_size"], WIDTH, generator=draw), random(of["vocab_size"], WIDTH, 8)
-    weights = {"embed.weight": embedding, "head.weight": head, "norm.weight": torch.ones(WIDTH)}
-    weights |= {f"hc_head_{name}": of for name, of in mixed(streams, 1).items()}
-    for number, ratio in enumerate(RATIOS):
-        weights |= {f"layers.{number}.{name}": of for name, of in layer(ratio, STRENGTH).items()}
-    weights |= {f"mtp.{name}": of for name, of in (stages() if blocks else module()).items()}
-    write(folder, weights, about(of, streams) | (BLOCKS if blocks else {}))
+    def compressor(self, ratio: int, head: int) -> dict[str, Tensor]:
+        """What makes an entry of so many tokens."""
+        width = head * (2 if ratio == 4 else 1)
+        return {
+            "wkv.weight": self.matrix(width, WIDTH),
+            "wgate.weight": self.matrix(width, WIDTH),
+            "ape": torch.randn(ratio, width, generator=self.source),
+            "norm.weight": torch.ones(head),
+        }
+
+    def layer(self, ratio: int, strength: float) -> dict[str, Tensor]:
+        """A layer with entries of so many tokens, none of 0."""
+        weights = {
+            "attn.wq_a.weight": self.matrix(QUERY, WIDTH),
+            "attn.q_norm.weight": torch.ones(QUERY),
+            "attn.wq_b.weight": self.matrix(HEADS * HEAD, QUERY),
+            "attn.wkv.weight": self.matrix(HEAD, WIDTH),
+            "attn.kv_norm.weight": torch.ones(HEAD),
+            "attn.attn_sink": torch.randn(HEADS, generator=self.source),
+            "attn.wo_a.weight": self.matrix(GROUPS * OUTPUT, HEADS * HEAD // GROUPS),
+            "attn.wo_b.weight": self.matrix(WIDTH, GROUPS * OUTPUT, strength),
+            "attn_norm.weight": torch.ones(WIDTH),
+            "ffn_norm.weight": torch.ones(WIDTH),
+            "ffn.gate.weight": self.matrix(EXPERTS, WIDTH),
+            "ffn.gate.bias": torch.zeros(EXPERTS),
+        }
+        if ratio:
+            weights |= named("attn.compressor.", self.compressor(ratio, HEAD))
+        if ratio == 4:
+            weights |= named("attn.indexer.compressor.", self.compressor(ratio, INDEX_HEAD))
+            weights["attn.indexer.wq_b.weight"] = self.matrix(INDEX_HEADS * INDEX_HEAD, QUERY)
+            weights["attn.indexer.weights_proj.weight"] = self.matrix(INDEX_HEADS, WIDTH)
+        for network in (*(f"experts.{expert}" for expert in range(EXPERTS)), "shared_experts"):
+            weights[f"ffn.{network}.w1.weight"] = self.matrix(INNER, WIDTH)
+            weights[f"ffn.{network}.w3.weight"] = self.matrix(INNER, WIDTH)
+            weights[f"ffn.{network}.w2.weight"] = self.matrix(WIDTH, INNER, strength / 4)
+        for part in ("attn", "ffn"):
+            weights |= named(f"hc_{part}_", self.mixed((2 + self.streams) * self.streams, 3))
+        return weights
+
+    def module(self) -> dict[str, Tensor]:
+        """A module of multi-token prediction."""
+        made = self.layer(0, STRENGTH / 2) | named("hc_head_", self.mixed(self.streams, 1))
+        made |= {f"{name}.weight": torch.ones(WIDTH) for name in ("enorm", "hnorm", "norm")}
+        made |= {"e_proj.weight": torch.eye(WIDTH), "h_proj.weight": self.matrix(WIDTH, WIDTH, STRENGTH)}
+        return named("0.", made)
+
+    def stages(self, embedding: Tensor, head: Tensor) -> dict[str, Tensor]:
+        """A draft of blocks for a target with this embedding and head [V, WIDTH]."""
+        last, made = f"{len(READ) - 1}.", dict[str, Tensor]()
+        for number in range(len(READ)):
+            made |= named(f"{number}.", self.layer(0, STRENGTH))
+        made |= named(f"{last}hc_head_", self.mixed(self.streams, 1))
+        markov = {"embed": embedding / embedding.square().mean(1, keepdim=True).sqrt(), "head": head.clone()}
+        return made | {
+            "0.main_proj.weight": self.matrix(WIDTH, len(READ) * WIDTH),
+            "0.main_norm.weight": torch.ones(WIDTH),
+            f"{last}norm.weight": torch.full((WIDTH,), QUIET),
+            **{f"{last}markov_head.{name}.weight": of for name, of in markov.items()},
+        }
 
 
 BLOCKS = {

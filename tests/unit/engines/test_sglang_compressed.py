@@ -154,6 +154,6 @@ def test_blocks_wait_for_no_host(backends: list[Any], pool: Pool) -> None:
     "block", [BlockBackend(Pool(), "a request window"), DeepseekV4AttnBackend(Pool())], ids=["beside", "older"]
 )
 def test_blocks_whose_metadata_is_the_hosts(block: Any, backends: list[Any]) -> None:
-    """Of a server with more beside, and of releases that always make it there."""
+    """A server may have more beside, and older releases always make it there."""
     with pytest.raises(ValueError, match="dsv4 over blocks is not served with"):
         Compressed(Roles([], None, backends[2], block=block), Tables(torch.zeros(9, 600).int(), SIZES))
