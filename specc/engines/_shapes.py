@@ -12,6 +12,8 @@ from ._plugin import ServerError
 SHAPE, TIMES = "SPECC_SHAPE", "SPECC_STEP_TIMES"
 """Environment variables: the name of the shape to run, or `auto`; the file of times, which are measured by default."""
 AUTO = "auto"
+EXPECTED = "expected_tokens"
+"""The output of a step with budgets: what it expects of each request at every shape of no more drafts, f32[b, n]."""
 StepTimes: TypeAlias = Mapping[Any, Mapping[int, float]]
 """Milliseconds of a step, by shape and bucket."""
 Share: TypeAlias = Callable[[StepTimes], StepTimes]
@@ -75,7 +77,7 @@ class Shapes:
         elif name == AUTO and self._follow is not None:
             self._policy = Followed(self._follow, {name: self._fixed(name) for name in self._known})
         elif name == AUTO:
-            self._policy = self._package.AcceptanceShape(self._buckets, times=self.times or None)
+            self._policy = policy_of(self._package, self._buckets, self.times or None)
         else:
             self._policy = self._fixed(name)
 
@@ -96,6 +98,11 @@ class Shapes:
         """Take note of how many tokens a step has emitted of each request."""
         if self._policy is not None:
             self._policy.observe(shape, accept_lens)
+
+    def expect(self, shape: Any, expected_tokens: Sequence[Sequence[float]]) -> None:
+        """Take note of what a step of a shape expects of each request, its output `EXPECTED`, where that counts."""
+        if hasattr(self._policy, "expect"):
+            self._policy.expect(shape, expected_tokens)
 
 
 class Followed:
@@ -119,6 +126,13 @@ class Followed:
         """Nothing: the engine was told."""
 
 
+def policy_of(package: Any, buckets: Mapping[Any, Sequence[int]], times: StepTimes | None) -> Any:
+    """A policy of the package among its shapes: by what drafts promise where there are budgets, or by acceptance."""
+    budgets = any(shape.budget is not None for shape in buckets)
+    make = package.ConfidenceShape if budgets else package.AcceptanceShape
+    return make(buckets, times=times)
+
+
 def largest(plans: Mapping[Any, Any]) -> int:
     """How many requests a step may have at most, of plans by shape: the largest bucket of any."""
     return max(plan.buckets[-1] for plan in plans.values())
@@ -133,7 +147,7 @@ def written(package: Any, buckets: Mapping[Any, Sequence[int]]) -> StepTimes | N
         return None
     try:
         times: Mapping[Any, Mapping[int, float]] = package.read_step_times(Path(path), buckets)
-        package.AcceptanceShape(buckets, times=times)
+        policy_of(package, buckets, times)
     except (package.SpeccError, ValueError) as error:
         raise ServerError(f"{TIMES}={path}: {error}") from error
     return times

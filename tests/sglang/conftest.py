@@ -56,7 +56,7 @@ def running(
         given = without_aborts(requests) if variant == PLAIN else requests
         engine = variant.engine(models)
         wheel = build_program(engine, folder / f"{variant}-wheel", *variant.options) if variant.program else None
-        settings = {"SPECC_TEST_SHAPES": "1"} if variant.shapes else {}
+        settings = {"SPECC_TEST_SHAPES": "1"} if variant.changes_to and not variant.adaptive else {}
         if variant.algorithm and not variant.draft:  # steps that hold so few slots that there are enough for most
             settings |= THROWN_OUT | {"SGLANG_TEST_RETRACT_INTERVAL": "24"}
         return serve(engine, given, folder / str(variant), overlap=variant.overlap, wheel=wheel, settings=settings)

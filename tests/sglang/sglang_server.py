@@ -46,7 +46,7 @@ class Variant:
     each keeps its columns of logits in the program's steps, with `experts` it has its part of the experts. `target` is
     a model of `write_models`, too. `attention` is the backend where it is not that of CPUs.
     `shapes` are those of a program with several, between which it changes at random at every step; the engine's own
-    is the largest of each. `verify` is the key of a program with `samples`, and as SGLang is asked to weigh drafts if
+    is the largest of each. So does it between several budgets. `verify` is the key of a program with `samples`, and as SGLang is asked to weigh drafts if
     it can be: on a CPU `block` is asked for as `rejection`, which is the same to all but its own draws. `head` is the
     key of the program's draft, `states` that of its target, and `budget` the program's own; with one it has no
     log-probabilities. `adaptive` has SGLang change the number of steps, among those of `ADAPTED`.
@@ -74,7 +74,7 @@ class Variant:
     states: str = "engine"
     experts: bool = False
     adaptive: bool = False
-    budget: int | None = None
+    budget: str = ""
 
     def __str__(self) -> str:
         """For the names of tests and files."""
@@ -96,7 +96,7 @@ class Variant:
             *["shapes"] * bool(self.shapes),
             *[self.verify] * (self.verify != "target_only"),
             *["adaptive"] * self.adaptive,
-            *[f"budget{self.budget}"] * (self.budget is not None),
+            *[f"budget{self.budget.replace(',', '-')}"] * bool(self.budget),
             *[self.head] * (self.head != "engine"),
             *[self.states] * (self.states != "engine"),
             *[f"{self.num_steps}steps"] * (self.num_steps != 3),
@@ -109,7 +109,11 @@ class Variant:
         if self.adaptive:
             entries = json.loads(ADAPTED.read_text()).values()
             return {str(steps) for entry in entries if isinstance(entry, dict) for steps in entry["candidate_steps"]}
-        return set(filter(None, self.shapes.split(",")))
+        if "," not in self.budget:
+            return set(filter(None, self.shapes.split(",")))
+        numbers = [rows for rows in self.budget.split(",") if rows != "all"]
+        chains = self.shapes.split(",") if self.shapes else [str(self.num_steps)]
+        return {*chains, *(f"{steps}b{rows}" for steps in chains for rows in numbers if int(rows) <= int(steps))}
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -117,7 +121,7 @@ class Variant:
         shapes = ("--shapes", self.shapes) if self.shapes else ()
         shapes += ("--head", self.head) if self.head != "engine" else ()
         shapes += ("--states", self.states) if self.states != "engine" else ()
-        shapes += ("--budget", str(self.budget)) if self.budget is not None else ()
+        shapes += ("--budget", self.budget) if self.budget else ()
         if self.sharded:
             return ("--logits", "sharded", "--outputs", "logprobs", *shapes)
         drawn = ("--verify", self.verify, "--sampling", BUILT)

@@ -8,14 +8,22 @@ import pytest
 from sglang_family import all_accounted_for, best_in_16_bits, in_16_bits, in_float32, same_texts
 from sglang_server import Served, Variant, accept_length
 
-HEAD = Variant("EAGLE", "eagle", num_steps=4, num_draft_tokens=5, overlap=True, program=True, attention="fa3", budget=2)
+HEAD = Variant(
+    "EAGLE", "eagle", num_steps=4, num_draft_tokens=5, overlap=True, program=True, attention="fa3", budget="2"
+)
 PROGRAMS = [
     HEAD,
-    replace(HEAD, overlap=False, page=16, samples=True, budget=3),
-    Variant("EAGLE3", "eagle3", overlap=True, program=True, samples=True, attention="fa3", budget=2),
-    Variant("STANDALONE", "standalone", program=True, attention="fa3", budget=2),
-    Variant("DFLASH", "dflash", target="masked", overlap=True, program=True, attention="fa3", budget=2),
+    replace(HEAD, overlap=False, page=16, samples=True, budget="3"),
+    Variant("EAGLE3", "eagle3", overlap=True, program=True, samples=True, attention="fa3", budget="2"),
+    Variant("STANDALONE", "standalone", program=True, attention="fa3", budget="2"),
+    Variant("DFLASH", "dflash", target="masked", overlap=True, program=True, attention="fa3", budget="2"),
 ]
+SEVERAL = [
+    replace(HEAD, budget="2,3,all", shapes="4,2,0", samples=True),
+    replace(PROGRAMS[-1], budget="2,3,all"),
+]
+"""Programs of several budgets, which change at every step."""
+PROGRAMS += SEVERAL
 programs = pytest.mark.parametrize("variant", PROGRAMS, ids=str)
 
 
@@ -40,3 +48,10 @@ def test_every_slot_and_row_is_free_or_cached_at_the_end(variant: Variant, serve
     assert served.state["specc"]["served"] > 100
     assert served.state["specc"]["left"].keys() <= {"sampling", "logprobs"}
     assert accept_length(served) > 1.3
+
+
+@pytest.mark.parametrize("variant", SEVERAL, ids=str)
+def test_steps_of_all_budgets_ran(variant: Variant, served: Served) -> None:
+    steps = served.state["specc"]["served_by_shape"]
+    assert set(steps) == variant.changes_to
+    assert min(steps.values()) > 20

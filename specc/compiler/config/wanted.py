@@ -42,7 +42,7 @@ class Wanted:
         shapes: the key likewise, by names such as 5x4x8 and 3; of a server's own shape if there are none.
         head, token_map: the draft's keys.
         states: the target's key `state_form`.
-        budget: the key; None without.
+        budget: the key as words likewise.
         returned: outputs that answers of the server are made of -> the argument that says so.
         proposed: shapes instead of these, with buckets and why.
 
@@ -59,7 +59,7 @@ class Wanted:
     head: str = "engine"
     token_map: Path | None = None
     states: str = "engine"
-    budget: int | None = None
+    budget: str = ""
     returned: Mapping[str, str] = field(default_factory=dict[str, str])
     proposed: tuple[ProposedShape, ...] = ()
 
@@ -77,12 +77,13 @@ class Wanted:
         """Return the keys as lines of YAML, none for those that have their defaults."""
         sampling, outputs = listed(self.sampling), dict.fromkeys(listed(self.outputs), "--outputs") | {**self.returned}
         origins = ", ".join(dict.fromkeys(outputs.values()))
+        budgets = [int(word) if word.isdecimal() else word for word in listed(self.budget)]
         return [
             *([f"verify: {json.dumps(self.verify or GREEDY)} # {self.verified_by}"] if sampling or self.draws else []),
             *([f"sampling: {json.dumps(sampling)} # --sampling"] if sampling else []),
             *([f"outputs: {json.dumps([*outputs])} # {origins}"] if outputs else []),
             *([f"best_logprobs: {self.best_logprobs} # --best-logprobs"] if self.best_logprobs else []),
-            *([f"budget: {self.budget} # --budget"] if self.budget is not None else []),
+            *([f"budget: {json.dumps(budgets if len(budgets) > 1 else budgets[0])} # --budget"] if budgets else []),
             *([f"logits: {json.dumps(self.logits)} # --logits"] if self.logits != "gathered" else []),
         ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,7 +10,7 @@ from sglang.srt.runtime_context import get_exec, get_parallel
 from torch import Tensor
 
 from .._plugin import SEEDS
-from .._shapes import Shapes, StepTimes, largest
+from .._shapes import EXPECTED, Shapes, StepTimes, largest
 from .binding import Bound, bind
 from .candidates import follows
 from .parts.runners import scored_tokens
@@ -195,7 +195,7 @@ class Steps:
             routed_experts_output=self._parts.routed.of_step(batch.req_pool_indices, decoded, host),
             health=host["health"],
             faults=self._package.faults,
-            verified=partial(self._observe, shape),
+            verified=partial(self._observe, shape, host),
             can_run_cuda_graph=self.captured != "none",
             speculative_num_draft_tokens=shape.num_nodes,
             speculative_output_stride=shape.num_steps + 1,
@@ -203,9 +203,14 @@ class Steps:
             new_seq_lens=ends.clone() if publish is None else ends,
         )
 
-    def _observe(self, shape: Any, lengths: Sequence[int]) -> None:
-        """Take note of how many tokens a step of a shape has emitted of each request."""
+    def _observe(self, shape: Any, host: Mapping[str, Tensor], places: Sequence[int]) -> None:
+        """Take note of what a step of a shape has emitted of requests at these places, and of what it expects."""
+        emitted = host["accept_lens"].tolist()
+        lengths = [emitted[place] for place in places]
         self.shapes.observe(shape, lengths)
+        if EXPECTED in host:
+            expected = host[EXPECTED].tolist()
+            self.shapes.expect(shape, [expected[place] for place in places])
         self.tally.verify(shape, lengths)
 
     def retire(self, reason: str) -> None:

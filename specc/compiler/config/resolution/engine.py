@@ -82,8 +82,11 @@ def _unsupported(written: Written, preset: Preset, algorithm: str | None) -> Fin
     if verify not in preset.verifies and written.sound("verify"):
         served = " or ".join(preset.verifies)
         yield _conflict(written, preset, ("verify",), f"verify is {served}", served)
-    if written.file.budget is not None and not preset.budgets:
-        yield _refuse(written, preset, "a budget of rows is not served", written.places.key("budget"), "leave it out")
+    for shape in written_shapes(written.file) if not preset.budgets else ():
+        if shape.budgets:
+            at = written.places.key(*shape.path, "budget")
+            yield _refuse(written, preset, "a budget of rows is not served", at, "leave it out")
+            break
     for parameter, at in written.entries("sampling"):
         if parameter in preset.missing_sampling:
             yield _refuse(written, preset, f"sampling by '{parameter}' is not served", at, "leave it out")

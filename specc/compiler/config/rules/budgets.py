@@ -29,9 +29,7 @@ def check_budget(written: Written) -> Findings[None]:
     places = [path for path, limited in given.items() if any(rows != ALL for rows in limited[0].budgets)]
     if not places:
         return
-    several = file.shapes is not None or len(shapes) > 1 or any(len(shape.budgets) > 1 for shape in shapes)
     unable = {
-        f"engine: {file.engine} and several shapes": file.engine is not None and several,
         "trees": bool(trees(written)),
         f"verify: {file.verify}": file.weighs_drafts and written.sound("verify"),
         "draft_sampling: coupled": file.draft_sampling == "coupled",

@@ -22,6 +22,7 @@ from specc.engines.sglang.check.server import Started
 from specc.engines.sglang.check.speculation import modules_of
 from specc.engines.sglang.check.weighing import verified
 from specc.engines.sglang.served import BACKENDS, beside_budgets
+from specc.runtime.plan.shape import Shape
 
 _KV_DTYPES = {
     "bf16": "bfloat16",
@@ -43,7 +44,7 @@ def configuration(arguments: Arguments, server: Started, wanted: Wanted) -> str:
     wanted = verified(arguments, server, wanted)
     _check_sampled(arguments, wanted)
     wanted = replace(wanted, returned=_returned(arguments, wanted))
-    for what in beside_budgets(server.facts) if wanted.budget is not None else ():
+    for what in beside_budgets(server.facts) if wanted.budget else ():
         arguments.refuse(f"--budget with {what}", _without_budget(server, what))
     lines = [
         f"# Written for a server of {SGLANG.title} from its arguments.",
@@ -104,7 +105,7 @@ def _shape(arguments: Arguments, server: Started, wanted: Wanted) -> list[str]:
         _check_candidates(arguments, candidates, wanted.shapes)
         lines = [f"shapes: # {ADAPTIVE}", *(f"  - {{num_steps: {steps}}}" for steps in reversed(candidates))]
     elif wanted.shapes:
-        lines = ["shapes: # --shapes", *_shapes(arguments, server, listed(wanted.shapes) or [wanted.shapes])]
+        lines = _of_shapes(arguments, _shapes(arguments, server, listed(wanted.shapes) or [wanted.shapes]), wanted)
     if len(wanted.proposed) > 1:
         lines = ["shapes: # by an estimate", *written(wanted.proposed)]
     if server.facts.mask is None:
@@ -125,14 +126,23 @@ def _check_candidates(arguments: Arguments, candidates: Sequence[int], shapes: s
         arguments.wrong(message, f"leave --shapes out, or {ADAPTIVE}, for the server as well")
 
 
-def _shapes(arguments: Arguments, server: Started, names: Sequence[str]) -> Iterator[str]:
-    """Return the lines of several shapes, after reporting those of which the server's own is not the largest."""
+def _of_shapes(arguments: Arguments, shapes: Sequence[Shape], wanted: Wanted) -> list[str]:
+    """Return the lines of several shapes: a list, or numbers of steps, all of which have the budgets of a key."""
+    if not wanted.budget:
+        return ["shapes: # --shapes", *(f"  - {{{sizes(shape)}}}" for shape in shapes)]
+    if any(shape.is_tree for shape in shapes):
+        arguments.refuse("--budget with trees among --shapes", "leave --budget out")
+    return [f"num_steps: {sorted(shape.num_steps for shape in shapes)} # --shapes"]
+
+
+def _shapes(arguments: Arguments, server: Started, names: Sequence[str]) -> Sequence[Shape]:
+    """Return the shapes of these names, after reporting those of which the server's own is not the largest."""
     shapes = [shape for name in names if (shape := shape_called(name)) is not None]
     if len(shapes) < len(names):
         unread = next(name for name in names if shape_called(name) is None)
         hint = "names are such as 3 of a chain of 3 drafts, 0, and 5x4x8 of 5 steps, topk 4 and 8 nodes"
         arguments.wrong(f"--shapes '{unread[:60]}' is not the name of a shape", hint)
-        return
+        return ()
     largest = tuple(map(max, zip(*(shape[:3] for shape in shapes), strict=True)))
     own = tuple(int(size.value) for size in (server.num_steps, server.topk, server.num_draft_tokens))
     if (largest[1:] != own[1:]) if server.kind.own_branches else (largest != own):
@@ -140,8 +150,7 @@ def _shapes(arguments: Arguments, server: Started, names: Sequence[str]) -> Iter
         arguments.wrong("the server's own shape is not the largest of --shapes in steps, topk and nodes", hint)
     for what in server.facts.single if len(shapes) > 1 else ():
         arguments.refuse(f"--shapes with {what}", "leave --shapes out")
-    for shape in shapes:
-        yield f"  - {{{sizes(shape)}}}"
+    return shapes
 
 
 def _check_sampled(arguments: Arguments, wanted: Wanted) -> None:

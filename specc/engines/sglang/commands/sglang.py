@@ -35,10 +35,11 @@ CommandArgument = Annotated[
     ),
 ]
 BudgetOption = Annotated[
-    int | None,
+    str,
     typer.Option(
-        metavar="G",
-        help="The key budget: the target reads G rows of a request on average, the most probable of the batch.",
+        metavar="LIST",
+        help="The key budget: the target reads so many rows of a request on average, the most probable of the batch. "
+        "With commas several, such as 2,4,all.",
         show_default=False,
     ),
 ]
@@ -98,7 +99,7 @@ def check(
             show_default=False,
         ),
     ] = "",
-    budget: BudgetOption = None,
+    budget: BudgetOption = "",
     head: HeadOption = "engine",
     token_map: TokenMapOption = None,
     states: Annotated[

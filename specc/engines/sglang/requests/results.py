@@ -18,7 +18,7 @@ from .refusals import LOGPROBS
 class SglangResult(GenerationBatchResult):
     """What SGLang gets of a step, and the health words i32[b] of its requests, on the host once `copy_done` is.
 
-    `faults` names what a word says; `verified` is told how many tokens the step emitted of every request.
+    `faults` names what a word says; `verified` is told once they are there which requests go on, by their places.
     """
 
     health: Tensor | None = None

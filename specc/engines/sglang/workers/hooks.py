@@ -24,8 +24,7 @@ def receive(processor: Any, batch: Any, result: Any) -> None:
         return
     result.copy_done.synchronize()
     if result.verified is not None:  # of requests that ended, a step that was under way is of nobody
-        pairs = zip(batch.reqs, result.accept_lens.tolist(), strict=True)
-        result.verified([length for request, length in pairs if not request.finished()])
+        result.verified([place for place, request in enumerate(batch.reqs) if not request.finished()])
     for request, word in zip(batch.reqs, result.health.tolist(), strict=True):
         reasons = [FATAL[name] for name in result.faults(word) if name in FATAL]
         if reasons and not request.finished():
