@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from sizes import DRAFTED, LATENT, LLAMA, MLA
+from sizes import DRAFTED, LATENT, LLAMA, MLA, eagle3
 from torch import Tensor
 
 SMALL_MLA = LATENT | {
@@ -137,9 +137,10 @@ def small_mla(out: Path, _: Path) -> None:
 
 
 def llama(out: Path, _: Path) -> None:
-    """llama_target, llama_tokens.pt, llama_eagle."""
+    """llama_target, llama_tokens.pt, llama_eagle3, llama_eagle."""
     write_config(out / "llama_target", LLAMA)
     torch.save(list(range(SCORED)), out / "llama_tokens.pt")
+    write_config(out / "llama_eagle3", eagle3(LLAMA, inner=14336, heads=32))
     write_config(out / "llama_eagle", LLAMA | {"architectures": ["LlamaForCausalLMEagle"], "num_hidden_layers": 1})
 
 

@@ -3,6 +3,7 @@
 #
 #   OUT=DIR WORK=DIR MODELS=DIR run.sh [compare.py's options] [VARIANT ...]
 #   OUT=DIR WORK=DIR MODELS=DIR run.sh shapes [shapes.py's options] [PART ...]
+#   OUT=DIR WORK=DIR MODELS=DIR run.sh budgets [budgets.py's options] [FAMILY ...]
 #   WORK=DIR run.sh keep
 #
 # WORK (/tmp/specc-sglang) gets SGLang, models, results and traces, and what is there is used again. OUT (./out) gets a few
@@ -10,7 +11,7 @@
 # imports and first kernels may take. `keep` puts those parts of the bundle into WORK that are here, and does nothing else.
 here=$(cd "$(dirname "$0")" && pwd) out=${OUT:-$here/out} work=${WORK:-/tmp/specc-sglang} start=$SECONDS
 keep=; [ "$1" != keep ] || keep=yes
-script=compare; [ "$1" != shapes ] || { script=shapes; shift; }
+script=compare; case $1 in shapes | budgets) script=$1; shift ;; esac
 . "$here/site.sh"
 models=$work/models results=$work/results
 mkdir -p "$out" "$results" || exit 1

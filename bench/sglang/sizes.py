@@ -102,6 +102,17 @@ BLOCKS = QWEN3 | {
     "block_size": 16,
     "dflash_config": {"mask_token_id": 151669, "target_layer_ids": [1, 9, 17, 25, 33]},
 }
+QWEN3_14B = QWEN3 | {
+    "hidden_size": 5120,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 40,
+    "intermediate_size": 17408,
+}
+BLOCKS_14B = BLOCKS | {
+    **{name: QWEN3_14B[name] for name in ("hidden_size", "num_attention_heads", "intermediate_size")},
+    "num_target_layers": 40,
+    "dflash_config": {"mask_token_id": 151669, "target_layer_ids": [1, 10, 19, 28, 37]},
+}
 MARKOV = BLOCKS | {
     "architectures": ["Qwen3DSparkModel"],
     "block_size": 7,
@@ -289,6 +300,7 @@ ASSISTANT = _TIED | {
 }
 DRAFTED: dict[str, dict[str, Config]] = {
     "qwen3": {"target": QWEN3, "blocks": BLOCKS, "markov": MARKOV},
+    "q14": {"target": QWEN3_14B, "blocks": BLOCKS_14B},
     "moe": {"target": MOE, "eagle3": eagle3(MOE, inner=12288, heads=32)},
     "oss": {"target": OSS, "eagle3": eagle3(OSS, inner=17280, heads=64)},
     "mimo": {"target": MIMO},

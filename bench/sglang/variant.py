@@ -44,6 +44,8 @@ MODELS = {
     "exmla": Models("exmla_target", False, (1, 2, 4, 8, 16, 32), 2048, 65536),
     "llama": Models("llama_target", True, (1, 8, 32, 64), 9216, 300_000),
     "load": Models("llama_target", True, (1, 8, 32, 64, 128), 2048, 250_000),
+    "budget8": Models("llama_target", True, (1, 8, 32, 64, 128), 2048, 250_000),
+    "budget14": Models("q14_target", True, (1, 8, 32, 64, 128), 2048, 250_000),
     "mla": Models("mla_target", True, (1, 8, 32, 64), 9216, 600_000),
     "shapes": Models("llama_target", True, (1, 2, 4, 8, 16, 32, 64), 2048, 120_000),
     "qwen3": Models("qwen3_target", True, (1, 8, 32, 64), 9216, 120_000),
@@ -141,7 +143,8 @@ class Variant:
     def environment(self, folder: Path) -> dict[str, str]:
         """What SGLang reads beside its arguments, and its program, with models below a folder."""
         simulated = self.models.made_up and self.algorithm
-        return ({"SGLANG_SIMULATE_ACC_LEN": str(ACCEPT_LENGTH)} if simulated else {}) | (
+        accepted = min(ACCEPT_LENGTH, self.shape[2] - 0.5)
+        return ({"SGLANG_SIMULATE_ACC_LEN": str(accepted)} if simulated else {}) | (
             {"SPECC_TOKEN_MAP": str(folder / self.program_map)} if self.program_map else {}
         )
 

@@ -88,66 +88,63 @@ def packed_row(logits_ptr, b, program, programs, lens_ptr, starts_ptr, ROWS: tl.
 
 
 @triton.jit
-def share_rows(
-    estimate_ptr,
-    rows_ptr,
-    requests,
-    G: tl.constexpr,
-    S: tl.constexpr,
-    STRIDE: tl.constexpr,
-    REQUESTS: tl.constexpr,
-    BITS: tl.constexpr,
-):
-    """Rows i32[REQUESTS] that every one of `requests` has of G times as many, by the first S of estimates f32[STRIDE].
+def keys_of(estimate_ptr, rows_ptr, requests, S: tl.constexpr, REQUESTS: tl.constexpr):
+    """Keys i32[lanes] of all drafts, by estimates f32[S] of every one of `requests`; -1 of what is none.
 
-    One lane stands for one draft, place by place. The least estimate that has a row is found bit by bit, then the last
-    of the drafts that are as probable; keys are estimates' bits, which are ordered as numbers from 0 on are.
-    BITS hold one number more than there are lanes.
+    One lane stands for one draft, place by place. Keys are estimates' bits, which are ordered as numbers from 0 on are.
     """
-    PLACES: tl.constexpr = triton.next_power_of_2(S)
-    draft = tl.arange(0, PLACES * REQUESTS)
+    draft = tl.arange(0, triton.next_power_of_2(S) * REQUESTS)
     place, request = draft // REQUESTS, draft % REQUESTS
     alive = tl.load(rows_ptr + request, mask=request < requests, other=0) != 0
     there = alive & (place < S)
-    estimate = tl.load(estimate_ptr + request * STRIDE + place, mask=there, other=0.0)
-    key = tl.where(there, probability(estimate).to(tl.int32, bitcast=True), -1)
-    root = (alive & (place == 0)).to(tl.int32)
-    roots = tl.sum(root, axis=0)
+    estimate = tl.load(estimate_ptr + request * S + place, mask=there, other=0.0)
+    return tl.where(there, probability(estimate).to(tl.int32, bitcast=True), -1)
+
+
+@triton.jit
+def taken_of(key, requests, G: tl.constexpr, S: tl.constexpr, REQUESTS: tl.constexpr, BITS: tl.constexpr):
+    """Which of the drafts of `keys_of`, their first S alone, have a row of `requests` times G; the roots have theirs.
+
+    The least estimate that has a row is found bit by bit, then the last of the drafts that are as probable. BITS hold
+    one number more than there are lanes.
+    """
+    draft = tl.arange(0, key.shape[0])
+    key = tl.where(draft < S * REQUESTS, key, -1)
+    roots = tl.sum(((key >= 0) & (draft < REQUESTS)).to(tl.int32), axis=0)
     spare = tl.minimum(requests * G - roots, roots * S)
     least = 0
-    for bit in tl.static_range(30):
+    for bit in range(30):  # not unrolled: several budgets search in one launch
         higher = least | (1 << (29 - bit))
         least = tl.where(tl.sum((key >= higher).to(tl.int32), axis=0) >= spare, higher, least)
     left = spare - tl.sum((key > least).to(tl.int32), axis=0)
-    equal = key == least
     end = 0
-    for bit in tl.static_range(BITS):
+    for bit in range(BITS):
         further = end | (1 << (BITS - 1 - bit))
-        end = tl.where(tl.sum((equal & (draft < further)).to(tl.int32), axis=0) <= left, further, end)
-    taken = (key > least) | (equal & (draft < end))
-    return tl.sum(tl.reshape(taken.to(tl.int32) + root, [PLACES, REQUESTS]), axis=0)
+        before = (key == least) & (draft < further)
+        end = tl.where(tl.sum(before.to(tl.int32), axis=0) <= left, further, end)
+    return (key > least) | ((key == least) & (draft < end))
+
+
+@triton.jit
+def rows_of(key, taken, PLACES: tl.constexpr, REQUESTS: tl.constexpr):
+    """Rows i32[REQUESTS] of every request: of its root, and of its drafts that are taken."""
+    root = (key >= 0) & (tl.arange(0, PLACES * REQUESTS) < REQUESTS)
+    return tl.sum(tl.reshape(taken.to(tl.int32) + root.to(tl.int32), [PLACES, REQUESTS]), axis=0)
 
 
 @triton.jit
 def expected_tokens(
-    estimate_ptr,
-    rows_ptr,
-    b,
-    requests,
-    G: tl.constexpr,
-    S: tl.constexpr,
-    STRIDE: tl.constexpr,
-    REQUESTS: tl.constexpr,
-    BITS: tl.constexpr,
-):
-    """Tokens that request b is expected to emit if each had S drafts and G rows; the other parameters as above."""
-    mine = S + 1
+    key, estimate_ptr, rows_ptr, b, requests,
+    G: tl.constexpr, S: tl.constexpr, STRIDE: tl.constexpr, REQUESTS: tl.constexpr, BITS: tl.constexpr,
+):  # fmt: skip
+    """Tokens that request b is expected to emit if each had S drafts and G rows; STRIDE are all that have keys."""
+    mine = S
     if G <= S:
-        lens = share_rows(estimate_ptr, rows_ptr, requests, G, S, STRIDE, REQUESTS, BITS)
-        mine = tl.sum(tl.where(tl.arange(0, REQUESTS) == b, lens, 0), axis=0)
+        taken = taken_of(key, requests, G, S, REQUESTS, BITS)
+        mine = tl.sum((taken & (tl.arange(0, key.shape[0]) % REQUESTS == b)).to(tl.int32), axis=0)
     alive = tl.load(rows_ptr + b) != 0
     expected = tl.where(alive, 1.0, 0.0)
     for place in tl.static_range(S):
         estimate = probability(tl.load(estimate_ptr + b * STRIDE + place))
-        expected += tl.where(alive & (place < mine - 1), estimate, 0.0)
+        expected += tl.where(alive & (place < mine), estimate, 0.0)
     return expected

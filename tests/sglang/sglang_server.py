@@ -46,10 +46,11 @@ class Variant:
     each keeps its columns of logits in the program's steps, with `experts` it has its part of the experts. `target` is
     a model of `write_models`, too. `attention` is the backend where it is not that of CPUs.
     `shapes` are those of a program with several, between which it changes at random at every step; the engine's own
-    is the largest of each. So does it between several budgets. `verify` is the key of a program with `samples`, and as SGLang is asked to weigh drafts if
-    it can be: on a CPU `block` is asked for as `rejection`, which is the same to all but its own draws. `head` is the
-    key of the program's draft, `states` that of its target, and `budget` the program's own; with one it has no
-    log-probabilities. `adaptive` has SGLang change the number of steps, among those of `ADAPTED`.
+    is the largest of each. So does it between several budgets. `verify` is the key of a program with `samples`, and as
+    SGLang is asked to weigh drafts if it can be: on a CPU `block` is asked for as `rejection`, which is the same to all
+    but its own draws. `head` is the key of the program's draft, `states` that of its target, and `budget` the program's
+    own; with one it has no log-probabilities. `adaptive` has SGLang change the number of steps, among those of
+    `ADAPTED`.
     """
 
     algorithm: str | None = None

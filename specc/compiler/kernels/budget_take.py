@@ -9,8 +9,8 @@ from specc.compiler.ir.ops.budget import EXPECT, PACK, TAKE
 from specc.compiler.kernels.writing.family import Cluster, Family, KernelArguments, Spec, in_order, only, power_of_two
 from specc.compiler.kernels.writing.knobs import WARPS, Knobs
 
-_PER_WARP = 512
-"""Drafts that a warp has at most, 16 to a thread, as long as there are sixteen."""
+_PER_WARP, _MOST_WARPS = 256, 32
+"""Drafts that a warp has at most, 8 to a thread, as long as there are as many warps."""
 
 
 class BudgetTake(Family):
@@ -83,7 +83,7 @@ def sizes(module: Module) -> tuple[tuple[str, int], ...]:
 
 def warps(module: Module) -> int:
     """Warps of a program that holds the drafts of all requests."""
-    return min(16, max(1, _drafts(module) // _PER_WARP))
+    return min(_MOST_WARPS, max(1, _drafts(module) // _PER_WARP))
 
 
 def _requests(module: Module) -> int:

@@ -95,6 +95,12 @@ def test_a_program_drafts_all_of_a_block_that_is_corrected(
     assert resolved.draft is not None and resolved.draft.markov_rank == 256
 
 
+def test_blocks_have_several_budgets(folder: Path) -> None:
+    """Which are shapes of one form, whereas blocks of several sizes are refused."""
+    resolved = config(folder, blocks(), options=("--gpu", "h100", "--budget", "4,8,all"))
+    assert [str(shape) for shape in resolved.shapes] == ["15b4", "15b8", "15"]
+
+
 @pytest.mark.parametrize("name", [BLOCK, NODES])
 def test_a_block_of_one_token_has_no_drafts(folder: Path, name: str) -> None:
     result = run("--gpu", "h100", "--", *words(blocks() | {name: "1"}))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from .published_heads import heads
-from .sglang_words import config, run, words
+from .sglang_words import TREE, config, run, words
 
 __all__ = ["heads"]
 HEAD: dict[str, str | None] = {"--speculative-algorithm": "EAGLE", "--speculative-draft-model-path": "eagle"}
@@ -38,3 +38,23 @@ def test_a_budget_of_as_many_rows_as_are_drafted_is_none() -> None:
     result = run("--budget", "9", "--", *words(HEAD))
     assert result.exit_code == 1
     assert "error[legal/budget]" in result.stderr
+
+
+def test_several_budgets_are_shapes(tmp_path: Path) -> None:
+    """Of the server's own number of drafts, or of chains with fewer as well."""
+    resolved = config(tmp_path, HEAD, options=("--budget", "2,3,all"))
+    assert [str(shape) for shape in resolved.shapes] == ["3b2", "3b3", "3"]
+    assert 'budget: [2, 3, "all"] # --budget' in run("--budget", "2,3,all", "--", *words(HEAD)).stdout
+    resolved = config(tmp_path, HEAD, options=("--budget", "2,all", "--shapes", "3,2,0"))
+    assert [str(shape) for shape in resolved.shapes] == ["0", "2b2", "2", "3b2", "3"]
+
+
+def test_trees_have_no_budgets() -> None:
+    result = run("--budget", "2", "--shapes", "3x4x12,3", "--", *words(HEAD | TREE))
+    assert "--budget with trees among --shapes is not served" in result.stderr
+
+
+def test_a_word_that_is_no_budget_is_found_in_the_file() -> None:
+    result = run("--budget", "2,most", "--", *words(HEAD))
+    assert result.exit_code == 1
+    assert "error[config/wrong-type]: 'budget[1]' takes an integer" in result.stderr

@@ -38,7 +38,8 @@ def words(engine):
             yield from map(str, value if isinstance(value, list) else [value])
 
 
-SERVED = [variant for variant in (*variants.drafted_variants(), *variants.loaded_variants()) if variant.program]
+EVERY = (*variants.drafted_variants(), *variants.loaded_variants(), *variants.budgeted_variants())
+SERVED = [variant for variant in EVERY if variant.program]
 
 
 @pytest.mark.parametrize("variant", SERVED, ids=lambda each: each.name)
@@ -53,7 +54,8 @@ def test_a_configuration_is_that_of_its_server(variant, folder, tmp_path):
         head=written.draft.head if written.draft else "engine",
         token_map=mapped,
         states=written.target.state_form,
-        budget=written.shape.budget,
+        budget=",".join(map(str, written.file.budget or ())),
+        shapes=",".join(map(str, written.file.num_steps)) if len(written.file.num_steps) > 1 else "",
     )
     (tmp_path / "derived.yaml").write_text(configuration(parsed, server, wanted))
     derived = load_config(tmp_path / "derived.yaml", names(), needs).config

@@ -182,9 +182,9 @@ def test_every_variant_with_speculation_has_a_configuration_of_its_sizes(tmp_pat
         config = YAML(typ="safe").load(path)
         assert config["name"] == f"bench_{path.stem}"
         configs[f"specc_program_{config['name']}"] = config
-    every = [*variants.VARIANTS.values(), *variants.SHAPED.values()]
+    every = [*variants.VARIANTS.values(), *variants.SHAPED.values(), *variants.BUDGETED.values()]
     assert configs.keys() == {variant.program for variant in every if variant.program}
-    drafted = variants.drafted_variants()
+    drafted = *variants.drafted_variants(), *variants.budgeted_variants()
     for variant in every:
         if variant.program and variant not in drafted:
             check_config(configs[variant.program], variant, tmp_path)
