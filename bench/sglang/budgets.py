@@ -118,10 +118,9 @@ def run(session: Session, family: Family) -> None:
             compare.run_job(session, variant.name, "one.py", path(session, variant).with_suffix(".job"), settings)
 
 
-def shapes_of(program: Path | None) -> Iterator[str]:
+def shapes_of(program: Path | None) -> list[str]:
     """The names of the shapes of a program that is unpacked."""
-    for plan in program.glob("*/plan*.json") if program else ():
-        yield json.loads(plan.read_text())["shape"]
+    return list(json.loads((program / program.name / "manifest.json").read_text())["plans"]) if program else []
 
 
 def path(session: Session, variant: Variant) -> Path:
