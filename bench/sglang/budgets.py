@@ -42,7 +42,7 @@ class Family:
     """Servers that are compared.
 
     Attributes:
-        program: the variant whose server has the program, of the largest of SGLang's shapes.
+        program: the variant whose server has the program, of a shape of SGLang's.
         own: the others, SGLang's own.
         rates: how often a draft is right at each place, where those before it are; the last one counts for all behind.
         source: who published that, and of what.
@@ -58,13 +58,13 @@ class Family:
 FAMILIES = {
     "eagle3": Family(
         "budget8_eagle3",
-        ("budget8_chain3", "budget8_chain2", "budget8_chain1", "budget8_nospec"),
+        ("budget8_chain5", "budget8_chain2", "budget8_chain1", "budget8_nospec"),
         (0.71, 0.49 / 0.71, 0.32 / 0.49, 0.21 / 0.32, 0.14 / 0.21),
         "vllm-project/vllm pull request 32628: EAGLE3 on HumanEval, right by place 71, 49, 32, 21 and 14 %",
     ),
     "blocks": Family(
         "budget14_blocks",
-        ("budget14_block8", "budget14_block4", "budget14_nospec"),
+        ("budget14_block16", "budget14_block4", "budget14_nospec"),
         (0.795,),
         "Red Hat AI's DFlash draft of Qwen3-8B on math: 82 % right at the first place, 3.74 drafts a step",
     ),

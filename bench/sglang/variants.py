@@ -144,15 +144,14 @@ def budgeted_variants() -> list[Variant]:
         return Variant(f"budget8_{name or f'chain{steps}'}", "EAGLE3", "llama_eagle3", shape, config=config)
 
     def block(size: int, name: str = "", config: str = "") -> Variant:
-        """Blocks of 16 are the draft's own."""
-        sized = () if config else (("speculative_num_draft_tokens", size),)
-        shape = (size - 1, 1, size)
+        """The draft's own have 16."""
+        sized, shape = (("speculative_num_draft_tokens", size),), (size - 1, 1, size)
         named = f"budget14_{name or f'block{size}'}"
         return Variant(named, "DFLASH", "q14_blocks", shape, False, config=config, arguments=sized)
 
     return [
-        chain(5, "eagle3", "budget8_eagle3"), *map(chain, (3, 2, 1)), Variant("budget8_nospec", shape=(0, 1, 1)),
-        block(16, "blocks", "budget14_blocks"), *map(block, (8, 4)), Variant("budget14_nospec", shape=(0, 1, 1)),
+        chain(3, "eagle3", "budget8_eagle3"), *map(chain, (5, 2, 1)), Variant("budget8_nospec", shape=(0, 1, 1)),
+        block(8, "blocks", "budget14_blocks"), *map(block, (16, 4)), Variant("budget14_nospec", shape=(0, 1, 1)),
     ]  # fmt: skip
 
 

@@ -55,15 +55,15 @@ def test_a_report_judges_the_best_of_both(tmp_path):
         points = {name: {"1024x8": {"ms_per_step": ms}} for name, ms in sides.items()}
         budgets.path(session, BUDGETED[variant]).write_text(json.dumps({"up_s": 3.0, "server": {}} | points))
 
-    left(family.program, stock=12.0, **{"5": 11.0, "5b2": 6.0})
+    left(family.program, stock=12.0, **{"3": 11.0, "3b2": 6.0})
     left("budget8_chain1", stock=8.0)
     budgets.path(session, BUDGETED["budget8_nospec"]).write_text(json.dumps({"error": "not run"}))
     made = budgets.report(session, ["eagle3"], [0.0])
     assert made["families"]["eagle3"]["points"] == {
-        "1024x8": {"program": {"5": 11.0, "5b2": 6.0}, "SGLang": {"5": 12.0, "1": 8.0}}
+        "1024x8": {"program": {"3": 11.0, "3b2": 6.0}, "SGLang": {"3": 12.0, "1": 8.0}}
     }
     entry = made["families"]["eagle3"]["spreads"]["0.0"]["1024x8"]
-    assert entry["best"]["program"] == ("5b2", pytest.approx(8e3 * 1.71 / 6))
-    assert entry["best"]["SGLang"] == ("5", pytest.approx(8e3 * 2.87 / 12))
-    assert entry["ratio"] == pytest.approx(1.71 / 6 / (2.87 / 12))
-    assert "| spread 0.0 | 1.19 (5b2, 5) |" in budgets.tables(made)
+    assert entry["best"]["program"] == ("3b2", pytest.approx(8e3 * 1.71 / 6))
+    assert entry["best"]["SGLang"] == ("1", pytest.approx(8e3 * 1.71 / 8))
+    assert entry["ratio"] == pytest.approx(8 / 6)
+    assert "| spread 0.0 | 1.33 (3b2, 1) |" in budgets.tables(made)

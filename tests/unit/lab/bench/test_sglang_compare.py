@@ -229,8 +229,8 @@ class Clock:
 
 
 def test_sides_take_turns():
-    """Eight tokens more than 32 are four steps: forwards and backwards, and the first generation is not timed."""
-    server = Clock({"stock": [9, 9, 5, 5, 4, 4, 99], "specc": [7, 7, 3, 3, 2, 2, 99]})
+    """Eight tokens more than 32 are four steps: forwards and backwards, and the first two generations are not timed."""
+    server = Clock({"stock": [9, 9, 5, 5, 4, 4, 99, 99], "specc": [7, 7, 3, 3, 2, 2, 99, 99]})
     job = one.Job({}, tokens=40, repeats=3, sides=["stock", "specc"])
     measured = one.rates(server, [[1]], job, server.turn)
     assert server.turns == ["stock", "specc", "stock", "specc", "specc", "stock", "stock", "specc"]
