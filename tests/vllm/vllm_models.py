@@ -84,6 +84,7 @@ def write_models(folder: Path) -> None:
         offsets = {"d2t": weights.pop("d2t")} if "d2t" in weights else {}
         write(folder / name, eagle3(weights, config) | offsets, config | wide)
     write_blocks(folder / "dflash")
+    write_blocks(folder / "dflash_speculators", speculators=True)
     windows = {"layer_types": ["sliding_attention", "full_attention"], "use_sliding_window": True}
     write_blocks(folder / "dflash_windows", {"causal": False}, **windows, sliding_window=WINDOW)
     write_markov(folder)
@@ -98,11 +99,17 @@ def write_models(folder: Path) -> None:
     write_assistant(folder / GEMMA, folder / ASSISTANT, NARROW, WIDE, SHARP)
 
 
-def write_blocks(folder: Path, said: Mapping[str, Any] | None = None, **more: Any) -> None:
+BLOCKS_SAY = ("architectures", "markov_rank", "mask_token_id", "target_layer_ids", "block_size")
+"""What a config.json says of blocks beside their decoder."""
+
+
+def write_blocks(
+    folder: Path, said: Mapping[str, Any] | None = None, *, speculators: bool = False, **more: Any
+) -> None:
     """Write the DFlash head, whose mask vLLM reads from a file in the place of a token's embedding.
 
     Its one head of keys and values is there twice, so that blocks have as many tokens as those of the target. `said` is
-    what else its `dflash_config` says, `more` the rest of config.json.
+    what else its `dflash_config` says, `more` the rest of config.json; `speculators` asks for their format.
     """
     weights, config = read("dflash")
     twice = {
@@ -110,15 +117,18 @@ def write_blocks(folder: Path, said: Mapping[str, Any] | None = None, **more: An
     }
     options = config["dflash_config"] | {"mask_token_id": mask_token()} | dict(said or {})
     more |= {"architectures": ["DFlashDraftModel"], "model_type": "qwen3", "dflash_config": options}
-    write(folder, dflash(weights | twice, config["head_dim"]), config | more | {"num_key_value_heads": 2})
+    config |= more | {"num_key_value_heads": 2}
+    made = dflash(weights | twice, config["head_dim"])
+    write(folder, made, as_speculators("dflash", config) if speculators else config)
     torch.save(weights["mask"], folder / "mask_embedding.pt")
 
 
 def write_markov(folder: Path) -> None:
-    """Write `dspark` and `dspark_anchored`: `dflash`, with a Markov head of what the target says behind single tokens.
+    """Write drafts of DSPARK: `dflash`, with a Markov head of what the target says behind single tokens.
 
-    They read the mask as the embedding of a token. The first one drafts where `dflash` does. The other gives the first
-    draft in the bonus token's row, as published ones do, which its layers have not learned.
+    They read the mask as the embedding of a token. `dspark` drafts where `dflash` does, and `dspark_speculators` is the
+    same in the format of speculators. `dspark_anchored` gives the first draft in the bonus token's row, as published
+    ones do, which its layers have not learned.
     """
     target = AutoModelForCausalLM.from_pretrained(folder / "target", dtype=torch.float32)
     tokens = torch.arange(target.config.vocab_size)
@@ -134,6 +144,26 @@ def write_markov(folder: Path) -> None:
     config |= config["dflash_config"] | {"architectures": ["Qwen3DSparkModel"], "markov_rank": RANK}
     for name, anchored in (("dspark", False), ("dspark_anchored", True)):
         write(folder / name, weights, config | {"sample_from_anchor": anchored, "block_size": 3})
+    write(folder / "dspark_speculators", weights, as_speculators("dspark", config, markov_rank=RANK))
+
+
+def as_speculators(kind: str, config: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    """What a draft of blocks of 4 says in the format of speculators, whose layers of the target count from 1."""
+    decoder = {name: value for name, value in config.items() if "dflash" not in name and name not in BLOCKS_SAY}
+    method = {"proposal_type": "greedy", "speculative_tokens": 3}
+    of_target = {"architectures": ["LlamaForCausalLM"], "name_or_path": "target"}
+    return more | {
+        "architectures": ["DSparkDraftModel" if kind == "dspark" else "DFlashDraftModel"],
+        "speculators_model_type": kind,
+        "speculators_version": "0.6.0",
+        "speculators_config": {"algorithm": kind, "proposal_methods": [method], "verifier": of_target},
+        "transformer_layer_config": decoder | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"},
+        "block_size": 4,
+        "draft_vocab_size": config["vocab_size"],
+        "mask_token_id": config["dflash_config"]["mask_token_id"],
+        "aux_hidden_state_layer_ids": [layer + 1 for layer in config["dflash_config"]["target_layer_ids"]],
+        "dtype": "float32",
+    }
 
 
 def named(heads: Mapping[str, Tensor], width: int, parts: Mapping[str, str], before: str) -> dict[str, Tensor]:

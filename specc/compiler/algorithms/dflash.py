@@ -13,6 +13,7 @@ from specc.compiler.algorithms.blocks.verification import Nodes, State
 from specc.compiler.config import ANY, DraftKind, Fit, Pair
 from specc.compiler.ir.core import Value
 from specc.compiler.ir.ops.health import DRAFT_BIT
+from specc.compiler.support.speculators import MARK
 
 
 def _build(scope: Scope) -> None:
@@ -61,7 +62,7 @@ KIND = DraftKind(
         "DflashHead", "DFlashDraftModel", "DFlashQwen3ForCausalLM", "DFlashLagunaForCausalLM",
         "MuseGlimmerAssistantModel",
     }),
-    BLOCK_KEYS | {"draft_vocab_size": ANY},
+    BLOCK_KEYS | {"draft_vocab_size": ANY, MARK: ("dflash",)},
     {"dflash_config": BLOCK_OPTIONS},
 )  # fmt: skip
 """Drafts as their publishers and engines call them."""
@@ -71,11 +72,12 @@ def _recognises(pair: Pair) -> Fit | None:
     """A block drafter by its class or its own block of keys; its blocks hold the root and a place for every step."""
     if (draft := pair.draft) is None:
         return None
-    head = KIND.named(draft.classes)
-    if head is None and (draft.language_model is None or not draft.block("dflash_config")):
+    head, marked = KIND.named(draft.classes), draft.content.get(MARK) == "dflash"
+    if head is None and not marked and (draft.language_model is None or not draft.block("dflash_config")):
         return None
     size = draft.number("block_size")
-    why = f"the draft's class is {head}" if head else "the draft has a dflash_config"
+    by_class = f"the draft's class is {head}" if head else "the draft has a dflash_config"
+    why = f"the draft's {MARK} is dflash" if marked else by_class
     return Fit(f"{why}, with blocks of {size}", size - 1) if size is not None and size > 1 else Fit(why)
 
 

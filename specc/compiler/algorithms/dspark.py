@@ -16,6 +16,7 @@ from specc.compiler.ir.core import Value
 from specc.compiler.ir.ops.head import BIASED, MARKOV
 from specc.compiler.ir.ops.health import DRAFT_BIT
 from specc.compiler.ir.types import SHARDS
+from specc.compiler.support.speculators import MARK
 
 
 def _build(scope: Scope) -> None:
@@ -57,22 +58,28 @@ _OF_HEADS = {
 
 KIND = DraftKind(
     frozenset({"DsparkHead", "Qwen3DSparkModel", "LingDSparkModel", "DSparkDraftModel"}),
-    BLOCK_KEYS | _OF_HEADS | {"draft_vocab_size": ANY},
+    BLOCK_KEYS | _OF_HEADS | {"draft_vocab_size": ANY, MARK: ("dspark",)},
     {"dflash_config": BLOCK_OPTIONS | _OF_HEADS},
 )
 """Drafts as their publishers and engines call them."""
 
 
 def _recognises(pair: Pair) -> Fit | None:
-    """A block drafter with a Markov head; its blocks have a draft for every place."""
+    """A block drafter with a Markov head.
+
+    Its blocks have a draft for every place; in the format of speculators one less, unless they are anchored.
+    """
     draft = pair.draft
     if draft is None or not (rank := draft.number("markov_rank")):
         return None
-    head, size = KIND.named(draft.classes), draft.number("block_size")
-    if head is None and (draft.language_model is None or size is None):
+    head, size, marked = KIND.named(draft.classes), draft.number("block_size"), MARK in draft.content
+    if head is None and not marked and (draft.language_model is None or size is None):
         return None
-    why = f"the draft's class is {head}" if head else f"the draft has a markov_rank of {rank}"
-    return Fit(f"{why}, with blocks of {size}", size) if size is not None and size > 0 else Fit(why)
+    if marked and size and not draft.content.get("sample_from_anchor"):
+        size -= 1
+    by_class = f"the draft's class is {head}" if head else f"the draft has a markov_rank of {rank}"
+    why = f"the draft's {MARK} is dspark" if marked else by_class
+    return Fit(f"{why}, with {size} drafts in a block", size) if size is not None and size > 0 else Fit(why)
 
 
 DSPARK = Algorithm(

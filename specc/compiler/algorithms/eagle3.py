@@ -12,7 +12,7 @@ from specc.compiler.algorithms.blocks.recurrent import build_recurrent
 from specc.compiler.algorithms.blocks.scope import Algorithm, Scope
 from specc.compiler.algorithms.blocks.verification import aux_rows
 from specc.compiler.config import ANY, DraftKind, Fit, Needs, Pair
-from specc.compiler.support.speculators import MARK
+from specc.compiler.support.speculators import KEYS, MARK
 
 
 def _build(scope: Scope) -> None:
@@ -27,7 +27,7 @@ KIND = DraftKind(
     }),
     {
         "draft_vocab_size": ANY, "eagle_aux_hidden_state_layer_ids": ANY, "num_aux_hidden_states": ANY,
-        MARK: ("eagle3",), "speculators_version": ANY, "speculators_config": ANY,
+        MARK: ("eagle3",), **dict.fromkeys(KEYS, ANY),
     },
     {"eagle_config": {
         "eagle_aux_hidden_state_layer_ids": ANY, "use_aux_hidden_state": ANY,

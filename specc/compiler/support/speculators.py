@@ -7,6 +7,10 @@ from typing import Any, cast
 
 MARK = "speculators_model_type"
 """The key that tells the format."""
+KEYS = ("speculators_version", "speculators_config")
+"""What such a config.json says beside it of any kind of draft."""
+LAYERS = "aux_hidden_state_layer_ids"
+"""The layers of a target that a draft of blocks reads."""
 DTYPE_KEYS = ("dtype", "torch_dtype")
 """The element type's names, the newer one first."""
 

@@ -27,6 +27,7 @@ from specc.compiler.algorithms.blocks.verification import (
 from specc.compiler.config import ANY, DraftKind, Fit, Needs, Pair
 from specc.compiler.ir.core import Value
 from specc.compiler.support.aux_layers import evenly_spread
+from specc.compiler.support.speculators import KEYS, LAYERS
 
 Recognises = Callable[[Pair], Fit | None]
 Choose = Callable[..., Nodes]
@@ -37,6 +38,7 @@ Where the forward hands over rows of the places besides, these T[B, S, width] to
 
 BLOCK_KEYS = {
     "block_size": ANY, "mask_token_id": ANY, "mask_token": ANY, "target_layer_ids": ANY, "num_target_layers": ANY,
+    LAYERS: ANY, **dict.fromkeys(KEYS, ANY),
 }  # fmt: skip
 """What config.json of a draft of blocks says of them, in its first level or in a block of its own."""
 BLOCK_OPTIONS = BLOCK_KEYS | {

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 
 from specc.compiler.config.models.attributes import Fact, attribute, block_of, value_of
 from specc.compiler.config.schema import SELECTOR
+from specc.compiler.support.speculators import LAYERS
 
 _T = TypeVar("_T")
 MODULES = (
@@ -24,6 +25,7 @@ MODULES = (
 _AUX_LAYERS = (
     ("eagle_config", "eagle_aux_hidden_state_layer_ids"),
     ("dflash_config", "target_layer_ids"),
+    ("dflash_config", LAYERS),
 )
 _RANK = "markov_rank"
 BUNDLED = "bundled_"

@@ -26,6 +26,7 @@ LLAMA: dict[str, Any] = {
 }
 ONE = LLAMA | {"num_hidden_layers": 1}
 AUX = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}}
+MARKED = {"speculators_model_type": "dspark", "transformer_layer_config": ONE}
 SPECULATORS = {"speculators_model_type": "eagle3", "transformer_layer_config": ONE, "draft_vocab_size": 512}
 
 
@@ -69,6 +70,15 @@ DRAFTS: dict[str, tuple[dict[str, Any], str, int | None]] = {
     ),
     "the example's blocks with one": (of("DsparkHead", dflash_config={"block_size": 3}, markov_rank=8), "DSPARK", 3),
     "blocks with a Markov head that say no size": (of("LingDSparkModel", markov_rank=8), "DSPARK", None),
+    "blocks of speculators": (
+        of("DFlashDraftModel", block_size=8) | MARKED | {"speculators_model_type": "dflash"}, "DFLASH", 7,
+    ),
+    "blocks of speculators with a Markov head": (
+        of("DSparkDraftModel", markov_rank=8, block_size=8) | MARKED, "DSPARK", 7,
+    ),
+    "anchored blocks of speculators with one": (
+        of("DSparkDraftModel", markov_rank=8, block_size=8, sample_from_anchor=True) | MARKED, "DSPARK", 8,
+    ),
     "blocks with a selector": (
         of("DFlash2DraftModel", block_size=16, dflash_config={"selector_rank": 256, "selector_top_k": 8}),
         "DFLASH2", 15,
