@@ -36,6 +36,36 @@ def budget_append(confidence, p, column, SIZE_CONFIDENCE: tl.constexpr):
 
 
 @triton.jit
+def budget_largest(mass, KEEP: tl.constexpr):
+    """The largest probability of each of the rows of masses f32[N, 4], or of f32[4]; with KEEP along an axis more."""
+    number = tl.arange(0, 4)
+    AXIS: tl.constexpr = len(mass.shape) - 1
+    if AXIS == 1:
+        number = number[None, :]
+    top = tl.max(tl.where(number == 0, mass, float("-inf")), axis=AXIS)
+    total = tl.sum(tl.where(number == 1, mass, 0.0), axis=AXIS)
+    p = tl.where(top > float("-inf"), tl.div_rn(1.0, tl.where(total > 1.0, total, 1.0)), 0.0)
+    if KEEP != "":
+        p = tl.reshape(p, [p.shape[0], 1]) if AXIS == 1 else tl.full([1], p, tl.float32)
+    return p
+
+
+@triton.jit
+def budget_judged(mass, tokens, column, SIZE_TOKENS: tl.constexpr):
+    """Masses f32[N, 4] of drafts from `column` on, or f32[4] of one; of those of no token -inf, 1 and 0."""
+    number = tl.arange(0, 4)
+    node = tl.arange(0, triton.next_power_of_2(SIZE_TOKENS))
+    nothing = tl.where(number == 0, float("-inf"), tl.where(number == 1, 1.0, 0.0))
+    if len(mass.shape) == 1:
+        there = tl.max(tl.where(node == column + 1, tokens, -1), axis=0) >= 0
+    else:
+        draft = tl.arange(0, mass.shape[0])[:, None]
+        there = tl.max(tl.where(node[None, :] == column + 1 + draft, tokens[None, :], -1), axis=1)[:, None] >= 0
+        nothing = nothing[None, :]
+    return tl.where(there, mass, nothing)
+
+
+@triton.jit
 def budget_begin(rows):
     """Two numbers f32[2] that are 0."""
     return tl.zeros([2], tl.float32)
@@ -77,11 +107,16 @@ def budget_cut(tokens, lens, SIZE_TOKENS: tl.constexpr):
 
 @triton.jit
 def packed_row(logits_ptr, b, program, programs, lens_ptr, starts_ptr, ROWS: tl.constexpr, STRIDE: tl.constexpr):
-    """Where rows STRIDE apart, ROWS of a request, would begin if that of this program were a packed one.
+    """Where rows STRIDE apart, ROWS of a request, would begin if that of this program's column were a packed one."""
+    return packed_at(logits_ptr, b, program // (programs // ROWS), lens_ptr, starts_ptr, ROWS, STRIDE)
 
-    It is that of the program's column, or the last one of a request that has fewer; of one that has none another's.
+
+@triton.jit
+def packed_at(logits_ptr, b, column, lens_ptr, starts_ptr, ROWS: tl.constexpr, STRIDE: tl.constexpr):
+    """The same of a column i32, or of each of several.
+
+    It is the last row of a request that has fewer; of one that has none another's.
     """
-    column = program // (programs // ROWS)
     row = tl.maximum(tl.load(starts_ptr + b) + tl.minimum(column, tl.load(lens_ptr + b) - 1), 0)
     # 64-bit: B * ROWS * STRIDE may pass 2**31.
     return logits_ptr + (row - b * ROWS - column).to(tl.int64) * STRIDE

@@ -36,6 +36,10 @@ class MarkovEngine:
         """Logits [b, N, V]."""
         return self._rows("target", tokens, positions)
 
+    def target_rows(self, *, tokens: Tensor, positions: Tensor, **_: object) -> SimpleNamespace:
+        """Logits [b, G, V] of packed rows."""
+        return self._rows("target", tokens, positions)
+
     def draft(self, *, tokens: Tensor, positions: Tensor, **_: object) -> SimpleNamespace:
         """Logits [b, K, V]."""
         return self._rows("draft", tokens, positions)

@@ -7,7 +7,7 @@ the product of its candidates, and a tree of the best products is verified.
 from __future__ import annotations
 
 from specc.compiler.algorithms.blocks.filling import BLOCK_KEYS, BLOCK_OPTIONS, block_needs, build_blocks
-from specc.compiler.algorithms.blocks.rejection import chosen
+from specc.compiler.algorithms.blocks.rejection import chosen, largest, sampled
 from specc.compiler.algorithms.blocks.scope import Algorithm, Scope
 from specc.compiler.algorithms.blocks.verification import Nodes, State
 from specc.compiler.config import ANY, DraftKind, Fit, Pair
@@ -25,12 +25,15 @@ def _at_once(scope: Scope, state: State, root: Value, logits: Value) -> Nodes:
     if scope.config.shape.is_tree:
         return _products(scope, state, root, logits)
     b = scope.b
-    if scope.config.budgeted:
+    if scope.config.budgeted and not sampled(scope):
         return _with_confidence(scope, state, root, logits)
     drafts, bad, source = chosen(scope, logits, state.seq_lens, 0, ("drafts", "draft_bad"), stem="block_", axis="S")
     state.health = b("health.raise", state.health, bad, names=("health_draft",), bit=DRAFT_BIT)
     tokens = b("chain.join", root, drafts, names=("tokens",))
-    return Nodes(tokens, q=() if source is None else (source,))
+    if source is None:
+        return Nodes(tokens)
+    confidence = largest(scope, source, "confidence", keep="") if scope.config.budgeted else None
+    return Nodes(tokens, q=(source,), confidence=confidence)
 
 
 def _with_confidence(scope: Scope, state: State, root: Value, logits: Value) -> Nodes:

@@ -39,11 +39,12 @@ class Draw(Composed):
         text.body.append(f"{index}, {bad} = {combine}")
         if reduction.attrs["dtype"] == "i64":
             text.body.append(f"{index} = {index}.to(tl.int64)")
+        rows_at = self._every_row(text, reduction, cluster, logits) if masses else logits
         for op in masses:
             drawn = op["entries"] is reduction.out("index")
             entries = "None" if drawn else text.pointer(op["entries"], "entries")
             block = text.blocks[op.result] = text.fresh("mass")
-            where = f"{logits}, {', '.join(noise[1:])}, {entries}, {index}, {peak}, {mass}, b, programs, live"
+            where = f"{rows_at}, {', '.join(noise[1:])}, {entries}, {index}, {peak}, {mass}, b, programs, live"
             calls_ = f"{function}, {operands}, {op.attrs['ahead']}, {rows}, V, STRIDE, SPLITS"
             text.body.append(f"{block} = {text.use('combine_mass')}({where}, {calls_})")
             vocabulary.lift(text, block, len(tensor_type(op.result).shape) - 1, 1 + (rows > 1), before=True)
@@ -54,6 +55,16 @@ class Draw(Composed):
         return (
             f"last = {text.use('scan_draw')}({given}, {peak}, {mass}, {arrivals}, b, program, programs, {calls}, BLOCK)"
         )
+
+    def _every_row(self, text: Text, reduction: Op, cluster: Cluster, logits: str) -> str:
+        """The memory of logits for the program that has all rows of a request: ``logits`` is the scanned row's."""
+        if not (packed := vocabulary.packed(text, reduction, cluster)):
+            return logits
+        stored = text.pointer(vocabulary.stored_logits(reduction, cluster), "logits")
+        given = f"{stored}, b, {', '.join(packed)}, {vocabulary.rows_of(text.module, reduction)}, STRIDE"
+        name = text.fresh("packed_ptrs")
+        text.body.append(f"{name} = {text.use('packed_rows')}({given})")
+        return name
 
     def makes(self, op: Op, reduction: Op) -> bool:
         """See `Composed.makes`: a mass has the probability of what is drawn, or of what is there before."""

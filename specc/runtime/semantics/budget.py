@@ -36,6 +36,23 @@ def budget_append(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     return (confidence,)
 
 
+@register("budget.largest")
+def budget_largest(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Masses f32[B, ..., 3] -> f32[B, ..., keep]: the largest probability of every row, 0 of a row without any."""
+    (mass,) = operands
+    p = torch.where(mass[..., 0] > -torch.inf, 1.0 / mass[..., 1], 0.0)
+    return (p[..., None] if attrs["keep"] else p,)
+
+
+@register("budget.judged")
+def budget_judged(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Masses f32[B, ..., 3] of drafts from `column` on, tokens i64[B, n] -> the same; of no token a row without any."""
+    mass, tokens = operands
+    first = 1 + int(attrs["column"])
+    there = (tokens[:, first : first + mass[0].numel() // 3] >= 0).view(mass.shape[:-1])
+    return (torch.where(there[..., None], mass, mass.new_tensor([-torch.inf, 1.0, 0.0])),)
+
+
 @register("budget.begin")
 def budget_begin(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Rows i64[B] -> f32[B, 2]: 0 accepted, 0 expected."""

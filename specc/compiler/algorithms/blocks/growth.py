@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from specc.compiler.algorithms.blocks.rejection import Source, chosen, drawn_drafts
+from specc.compiler.algorithms.blocks.rejection import Source, chosen, drawn_drafts, largest
 from specc.compiler.algorithms.blocks.scope import Scope
 from specc.compiler.algorithms.blocks.verification import Nodes, State
 from specc.compiler.ir.core import Value
@@ -107,6 +107,7 @@ def _draw_chain(
     """As `grow_tree` where drafts are drawn: of one branch, with what each was drawn from."""
     b = scope.b
     with b.phase("draft"), b.at(scope.at("num_steps")):
+        confidence = _first_confidence(scope, largest(scope, q[0], "p")) if scope.config.budgeted and q else None
         tokens = b("chain.start", root, frontier.tokens, names=("tokens",))
         for step in range(scope.config.num_steps - 1):
             logits, hidden = forward(step, frontier)
@@ -117,7 +118,9 @@ def _draw_chain(
             frontier = replace(frontier, tokens=token, hidden=hidden)
             frontier = _advanced(scope, frontier, step, advance=advance)
             q = (*q, source) if q and source is not None else ()
-    return Nodes(tokens, q=q)
+            if confidence is not None and source is not None:
+                confidence = _next_confidence(scope, confidence, largest(scope, source, f"p{step}"), step + 1)
+    return Nodes(tokens, q=q, confidence=confidence)
 
 
 def _advanced(scope: Scope, frontier: Frontier, step: int, *, advance: bool) -> Frontier:

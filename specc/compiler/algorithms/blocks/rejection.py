@@ -102,6 +102,12 @@ def children(
     return p, token, bad, None
 
 
+def largest(scope: Scope, source: Source, name: str, *, keep: str = "K") -> Value:
+    """The largest probability f32[B, *x, keep] of what drafts were drawn from, which says nothing of the drafts."""
+    with scope.b.at(scope.at("budget")):
+        return scope.b("budget.largest", source.mass, names=(name,), keep=keep)
+
+
 def carry_rows(scope: Scope, count: int = 1) -> None:
     """Declare what ``count`` carried drafts were drawn from, if drafts are drawn."""
     for column in range(count if sampled(scope) else 0):
@@ -122,13 +128,13 @@ def load_rows(scope: Scope, count: int = 1) -> tuple[Source, ...]:
 
 
 def decide(
-    scope: Scope, tokens: Value, logits: Value, lens: Value, given: Sequence[Value], q: Sequence[Source]
+    scope: Scope, drafted: tuple[Value, Value], logits: Value, lens: Value, given: Sequence[Value], q: Sequence[Source]
 ) -> tuple[Value, ...]:
     """The token i32[B, n] after each node, by the drafts that are accepted, and bad rows i1[B, n].
 
     Args:
         scope: module under construction, in the phase verify.
-        tokens: of the nodes, i64[B, n].
+        drafted: tokens of the nodes, i64[B, n], and the same with -1 in place of drafts that are not judged.
         logits: of the target, T[B, n, V].
         lens: committed lengths i64[B].
         given: what tokens after the nodes are drawn with, see `draws`.
@@ -142,6 +148,8 @@ def decide(
         )
         scope.refuse("legal/verify", message, ("verify",), hint="write verify: target_only")
     keys, scales, *cuts = given
+    every, tokens = drafted
+    q = _judged(scope, tokens, q)
     mode, parts = scope.config.file.verify, len(q)
     rows, masses = [each.logits for each in q], [each.mass for each in q]
     with b.at(scope.at("verify")):
@@ -150,7 +158,7 @@ def decide(
         coins, _ = b.many("sample.keys", seed, temperature, lens, names=names, offset=0, kind=COIN)
         noise, names = (keys, scales, *cuts), ("drawn", "target_bad")
         drawn, bad = b.many("sample.draw", logits, scope.rows, *noise, names=names, dtype="i32", keep="")
-        mass = b("sample.mass", logits, scope.rows, scales, tokens, *cuts, names=("target_mass",), ahead=1, keep="")
+        mass = b("sample.mass", logits, scope.rows, scales, every, *cuts, names=("target_mass",), ahead=1, keep="")
         weights = b(
             "sample.weigh", scope.rows, coins, scales, mass, *masses, names=("weights",), mode=mode, parts=parts
         )
@@ -162,3 +170,16 @@ def decide(
         )  # fmt: skip
         index = b("sample.accept", tokens, scope.rows, coins, drawn, weights, left, sums, names=("decided",))
     return index, bad
+
+
+def _judged(scope: Scope, tokens: Value, q: Sequence[Source]) -> tuple[Source, ...]:
+    """What drafts were drawn from: rows without any probability of those that are no token, as the target has no row."""
+    if scope.config.shape.budget is None:
+        return (*q,)
+    with scope.b.at(scope.at("budget")):
+        names = [f"judged_mass{number}" for number in range(len(q))]
+        masses = [
+            scope.b("budget.judged", each.mass, tokens, names=(name,), column=number)
+            for number, (name, each) in enumerate(zip(names, q, strict=True))
+        ]
+    return tuple(Source(each.logits, mass) for each, mass in zip(q, masses, strict=True))

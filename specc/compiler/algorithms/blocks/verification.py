@@ -199,10 +199,11 @@ def _accept(
         mine = restriction.allowed(scope, changed(scope, logits, "", "prepare", (nodes.tokens, *links)), begun)
         given = draws(scope, mine, positions, 1, "", "prepare")
         if drafted := sampled(scope) and scope.config.num_steps > 0:
-            token, bad = decide(scope, nodes.tokens, mine, state.seq_lens, given, nodes.q)
+            tokens = _limited(scope, nodes)
+            token, bad = decide(scope, (nodes.tokens, tokens), mine, state.seq_lens, given, nodes.q)
         else:
             token, bad = drawn(scope, mine, given, ("drawn", "drawn_bad"))
-        tokens = _limited(scope, nodes)
+            tokens = _limited(scope, nodes)
         path = b.many("verify.greedy", tokens, token, scope.rows, *links, names=names)
         _learn(scope, nodes, tokens, path[2])
         if not drafted:

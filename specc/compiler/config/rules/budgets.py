@@ -31,7 +31,6 @@ def check_budget(written: Written) -> Findings[None]:
         return
     unable = {
         "trees": bool(trees(written)),
-        f"verify: {file.verify}": file.weighs_drafts and written.sound("verify"),
         "draft_sampling: coupled": file.draft_sampling == "coupled",
         "verify_rows: lazy": file.verify_rows == "lazy",
         "log-probabilities of tokens that are drawn": file.draws and "logprobs" in file.outputs,

@@ -31,6 +31,22 @@ OPS = (
         indexes={"column": 0},
     ),
     OpDef(
+        "budget.largest",
+        "mass: f32[B, *x, 3] -> p: f32[B, *x, $keep]",
+        "The largest probability of a row by its `sample.mass`, whichever entry is drawn of it: 1 over the sum, and 0 of"
+        " a row that has no probability.",
+        {"keep": str},
+    ),
+    OpDef(
+        "budget.judged",
+        "mass: f32[B, *x, 3], tokens: i64[B, ?n] -> judged: f32[B, *x, 3]",
+        "The mass of rows that drafts were drawn from, of draft number ``column`` and those behind it along *x. Of a"
+        " draft that is no token, as behind the target's last row, that of a row without any probability: what is not"
+        " judged leaves the target's probabilities whole.",
+        {"column": range(512)},
+        indexes={"column": "S"},
+    ),
+    OpDef(
         "budget.begin",
         "rows: i64[B] -> agreement: f32[B, 2]",
         "What a request begins with: nothing was accepted, and nothing expected.",

@@ -76,12 +76,22 @@ def stored_logits(reduction: Op, cluster: Cluster) -> Value:
     return (logits_of(reduction, cluster) or (reduction,))[0]["logits"]
 
 
+def packed(text: Text, reduction: Op, cluster: Cluster) -> tuple[str, ...]:
+    """The memory of what says where packed logits lie, ``lens`` and ``starts``; none of logits that lie by request."""
+    op = next((op for op in logits_of(reduction, cluster) if op.opcode == LOGITS), None)
+    return () if op is None else tuple(text.pointer(op[name], name) for name in ("lens", "starts"))
+
+
 def scanned(text: Text, reduction: Op, cluster: Cluster) -> tuple[str, str, str, tuple[int, ...]]:
-    """What a scan takes: a prologue's function and operands, the logits' memory, and the partial results' sizes."""
+    """What a scan takes: a prologue's function and operands, the logits' memory, and the partial results' sizes.
+
+    Of a scan that chooses its rows itself, ``most`` of them, the memory is that of `stored_logits`.
+    """
     function, operands = prologue(text, reduction, cluster)
     batch, *axes, _ = tensor_type(reduction["logits"]).sizes(text.module.dims)
     axes = [int(reduction.attrs["most"])] if "most" in reduction.attrs else axes
-    logits = memory(text, reduction, cluster)
+    chooses = "most" in reduction.attrs
+    logits = text.pointer(stored_logits(reduction, cluster), "logits") if chooses else memory(text, reduction, cluster)
     return function, operands, logits, (batch, *axes, most_splits(text.module, reduction))
 
 
@@ -94,7 +104,7 @@ def memory(text: Text, reduction: Op, cluster: Cluster, stride: str = "STRIDE") 
             logits = text.fresh("chosen_ptr")
             text.head.append(f"{logits} = {text.use('chosen_row')}({given})")
         elif op.opcode == LOGITS:
-            where = f"{text.pointer(op['lens'], 'lens')}, {text.pointer(op['starts'], 'starts')}"
+            where = ", ".join(packed(text, reduction, cluster))
             given = f"{logits}, b, program, programs, {where}, {rows_of(text.module, reduction)}, {stride}"
             logits = text.fresh("packed_ptr")
             text.head.append(f"{logits} = {text.use('packed_row')}({given})")
