@@ -89,13 +89,19 @@ def emitted(
     return [*drafts[:count], drawn(rest, seed, root + count + 1)]
 
 
+Judges = Callable[[tuple[int, ...]], bool]
+"""Whether the draft after these is judged, as all before it are."""
+
+
 def joint(
     mode: str, p: Callable[[tuple[int, ...]], list[Number]], q: Callable[[tuple[int, ...]], list[Number]],
-    steps: int, vocab: int,
+    steps: int, vocab: int, judged: Judges = lambda drafts: True, *, late: bool = False,
 ) -> tuple[dict[tuple[int, ...], Number], Number]:  # fmt: skip
     """The distribution of the next steps + 1 tokens, and the expected number that one step emits.
 
-    What a step does not emit of them the target writes alone. ``p`` and ``q`` give rows after a text.
+    What a step does not emit of them the target writes alone. ``p`` and ``q`` give rows after a text. A step ends
+    before the first draft that is not ``judged``, by the drafts before it; ``late``: by those and the draft itself,
+    which no step may.
     """
     probabilities: dict[tuple[int, ...], Number] = {}
     mean: Number = 0
@@ -108,20 +114,23 @@ def joint(
             go_on((*text, token), chance * share)
 
     def draft(text: tuple[int, ...], chance: Number) -> None:
-        if len(text) < steps:
-            for token, share in enumerate(q(text)):
-                if share:
-                    draft((*text, token), chance * share)
+        if len(text) == steps or not (late or judged(text)):
+            verify(text, chance)
             return
-        verify(text, chance)
+        for token, share in enumerate(q(text)):
+            if share and late and not judged((*text, token)):
+                verify(text, chance * share)
+            elif share:
+                draft((*text, token), chance * share)
 
     def verify(drafts: tuple[int, ...], chance: Number) -> None:
         nonlocal mean
-        rows = [p(drafts[:i]) for i in range(steps + 1)]
-        shares = [q(drafts[:i]) for i in range(steps)]
+        last = len(drafts)
+        rows = [p(drafts[:i]) for i in range(last + 1)]
+        shares = [q(drafts[:i]) for i in range(last)]
         coins = chances(mode, rows, shares, drafts)
-        for number in range(1 << steps):
-            passed = [bool(number >> i & 1) for i in range(steps)]
+        for number in range(1 << last):
+            passed = [bool(number >> i & 1) for i in range(last)]
             likely = chance
             for passes, (share, _) in zip(passed, coins, strict=True):
                 likely *= share if passes else 1 - share
@@ -130,7 +139,7 @@ def joint(
             count = accepted(mode, passed)
             mean += likely * (count + 1)
             weight = coins[count - 1][1] if count else 1
-            rest = left(rows[count], shares[count] if count < steps else None, weight)
+            rest = left(rows[count], shares[count] if count < last else None, weight)
             for token, share in enumerate(rest):
                 if share:
                     go_on((*drafts[:count], token), likely * share)

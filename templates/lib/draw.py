@@ -43,20 +43,21 @@ def row_noise(keys_ptr, scales_ptr, cuts_ptr, row):
 
 
 @triton.jit
-def _together(a, b, scale):
+def _together(a, b, scale, GREEDY: tl.constexpr):
     # The largest m of tiles, of which a and b f32[T, TILE // 2] have halves, and the sum of exp((x - m) s), NaN with
-    # NaN and +inf. Starting above -inf makes every -inf add exp(-inf) = 0 without a comparison.
+    # NaN and +inf. Starting above -inf makes every -inf add exp(-inf) = 0 without a comparison. GREEDY is what a scale
+    # of 0 counts as, times LOG2_E: of a draw it only has to be some number.
     top = tl.maximum(tl.maximum(tl.max(a, axis=1), tl.max(b, axis=1)), LOWEST)
-    steep = tl.where(scale > 0.0, scale * LOG2_E, 1.0)
+    steep = tl.where(scale > 0.0, scale * LOG2_E, GREEDY)
     total = tl.sum(tl.exp2((a - top[:, None]) * steep), axis=1) + tl.sum(tl.exp2((b - top[:, None]) * steep), axis=1)
     return top, total
 
 
 @triton.jit
-def _together_exactly(x, scale):
+def _together_exactly(x, scale, GREEDY: tl.constexpr):
     # The same of whole tiles f32[T, TILE] without NaN, among which are infinities: equal ones share.
     top = tl.max(x, axis=1)
-    steep = tl.where(scale > 0.0, scale * LOG2_E, 1.0)
+    steep = tl.where(scale > 0.0, scale * LOG2_E, GREEDY)
     e = tl.where(x == top[:, None], 1.0, tl.exp2((x - top[:, None]) * steep))
     return top, tl.sum(e, axis=1)
 
@@ -119,6 +120,7 @@ def _block(
     operands,
     V: tl.constexpr,
     WHOLE: tl.constexpr,
+    GREEDY: tl.constexpr,
 ):
     # The values of tiles i32[T] and their rests, their largest and their sums. A half of a tile is what a load of 16
     # bytes brings of 16-bit logits: so a thread has all of its tile, sums it alone, and no other thread makes the same
@@ -126,7 +128,7 @@ def _block(
     first = tile[:, None] * TILE + tl.arange(0, TILE // 2)[None, :]
     a = _logits(row_ptr, row, first, cut, CUT, PROLOGUE, operands, V, WHOLE)
     b = _logits(row_ptr, row, first + TILE // 2, cut, CUT, PROLOGUE, operands, V, WHOLE)
-    top, total = _together(a, b, scale)
+    top, total = _together(a, b, scale, GREEDY)
     value, rest = _value(top, total, tile, key, scale)
     return value, rest, top, total
 
@@ -146,6 +148,7 @@ def scan_chunk_and_draw(
     operands,
     V: tl.constexpr,
     BLOCK: tl.constexpr,
+    GREEDY: tl.constexpr,
 ):
     """(value f32, rest f32, mark i32) of the best tile in chunk `chunk` of `chunks` of the row T[V] at `row_ptr`, and
     peak and mass f32.
@@ -167,7 +170,7 @@ def scan_chunk_and_draw(
     mass = tl.zeros([TILES], tl.float32)
     for block in range(first, tl.minimum(stop, WHOLE)):
         tile = block * TILES + lane
-        value, rest, top, total = _block(row_ptr, row, tile, key, scale, cut, CUT, PROLOGUE, operands, V, True)
+        value, rest, top, total = _block(row_ptr, row, tile, key, scale, cut, CUT, PROLOGUE, operands, V, True, GREEDY)
         wrong += total * 0.0
         if MASS:
             peak, mass = add_mass(peak, mass, top, total, scale)
@@ -179,7 +182,9 @@ def scan_chunk_and_draw(
     if WHOLE < BLOCKS:
         if (first <= WHOLE) & (stop > WHOLE):
             tile = WHOLE * TILES + lane
-            value, rest, top, total = _block(row_ptr, row, tile, key, scale, cut, CUT, PROLOGUE, operands, V, False)
+            value, rest, top, total = _block(
+                row_ptr, row, tile, key, scale, cut, CUT, PROLOGUE, operands, V, False, GREEDY
+            )
             wrong += total * 0.0
             if MASS:
                 peak, mass = add_mass(peak, mass, top, total, scale)
@@ -191,7 +196,7 @@ def scan_chunk_and_draw(
     peak, mass = mass_of_parts(peak, mass, scale, 0)
     if tl.max((wrong != wrong).to(tl.int32), axis=0) != 0:
         value, rest, mark, peak, mass = _scan_exactly(
-            row_ptr, row, first, stop, key, scale, cut, CUT, MASS, PROLOGUE, operands, V, BLOCK
+            row_ptr, row, first, stop, key, scale, cut, CUT, MASS, PROLOGUE, operands, V, BLOCK, GREEDY
         )
     return value, rest, mark, peak, mass
 
@@ -211,6 +216,7 @@ def _scan_exactly(
     operands,
     V: tl.constexpr,
     BLOCK: tl.constexpr,
+    GREEDY: tl.constexpr,
 ):
     # As `scan_chunk_and_draw`, right for all values.
     TILES: tl.constexpr = BLOCK // TILE
@@ -226,7 +232,7 @@ def _scan_exactly(
         at = tile[:, None] * TILE + tl.arange(0, TILE)[None, :]
         x = _logits(row_ptr, row, at, cut, CUT, PROLOGUE, operands, V, False)
         nan = nan | tl.max((x != x).to(tl.int32), axis=1)
-        top, total = _together_exactly(tl.where(x == x, x, float("-inf")), scale)
+        top, total = _together_exactly(tl.where(x == x, x, float("-inf")), scale, GREEDY)
         value, rest = _value(top, total, tile, key, scale)
         if MASS:
             peak, mass = add_mass_exactly(peak, mass, top, total, scale)
@@ -278,10 +284,11 @@ def scan_draw(
     STRIDE: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
+    UNSCALED: tl.constexpr = False,
 ):
     """Scan one chunk and draw of its best tile; true in the last program. Keys, scales, cuts or None are [B, ROWS].
 
-    With what it has of the row's mass, unless `peak_ptr` and `mass_ptr` are None.
+    With what it has of the row's mass, unless `peak_ptr` and `mass_ptr` are None. UNSCALED is as of `block_of_mass`.
     """
     splits = programs // ROWS
     row = b * ROWS + program // splits
@@ -290,8 +297,9 @@ def scan_draw(
     key, scale, cut = row_noise(keys_ptr, scales_ptr, cuts_ptr, row)
     CUT: tl.constexpr = cuts_ptr is not None
     MASS: tl.constexpr = peak_ptr is not None
+    GREEDY: tl.constexpr = LOG2_E if UNSCALED else 1.0
     value, rest, mark, peak, mass = scan_chunk_and_draw(
-        row_ptr, row, split, splits, key, scale, cut, CUT, MASS, PROLOGUE, operands, V, BLOCK
+        row_ptr, row, split, splits, key, scale, cut, CUT, MASS, PROLOGUE, operands, V, BLOCK, GREEDY
     )
     tile = tl.where(mark < 0, ~mark, mark)
     entry = _entry(row_ptr, row, tile, key, scale, cut, CUT, PROLOGUE, operands, V)
@@ -337,10 +345,12 @@ def combine_mass(
     V: tl.constexpr,
     STRIDE: tl.constexpr,
     SPLITS: tl.constexpr,
+    UNSCALED: tl.constexpr = False,
 ):
     """The masses f32[ROWS, 4] of a request's rows with the probability of an entry of each; of a single row f32[4].
 
-    The entry is the index i32[ROWS] that is drawn, or number AHEAD further in `entries_ptr` i64[B, ROWS].
+    The entry is the index i32[ROWS] that is drawn, or number AHEAD further in `entries_ptr` i64[B, ROWS]. UNSCALED is
+    as of `block_of_mass`.
     """
     slots, present = _slots(b, programs, live, ROWS, SPLITS)
     peaks, masses = gather(peak_ptr, mass_ptr, slots, present)
@@ -364,7 +374,7 @@ def combine_mass(
     x = tl.where(x == x, x, float("-inf"))
     if cuts_ptr is not None:
         x = tl.where(x < cut, float("-inf"), x)
-    block = tl.where(live, block_of_mass(top, mass, x, scale, index, entry, there), 0.0)
+    block = tl.where(live, block_of_mass(top, mass, x, scale, index, entry, there, UNSCALED), 0.0)
     if ROWS == 1:
         block = tl.reshape(block, [4])
     return block

@@ -51,17 +51,20 @@ def mass_of_parts(peak, mass, scale, axis: tl.constexpr):
 
 
 @triton.jit
-def block_of_mass(top, mass, x, scale, index, entry, there):
+def block_of_mass(top, mass, x, scale, index, entry, there, UNSCALED: tl.constexpr):
     """The block f32[R, 4] of `sample.mass`: the largest logit, the sum, and the probability of an entry.
 
     Of rows [R]: peaks and masses as reduced, a logit x with its number, whether there is such an entry, and the entry
-    that is drawn. A greedy request's probabilities are 1.
+    that is drawn. A greedy request's probabilities are 1, and its sum is, too, unless it is to be that of the logits.
     """
     greedy = (scale > 0.0) == 0
     top = tl.where(mass > 0.0, top, float("-inf"))
     # As the draw sees it: what is no f32 times the scale is infinite.
     top = tl.where(tl.abs(top * scale) == float("inf"), top * scale, top)
-    total = tl.where((tl.abs(top) == float("inf")) | greedy, 1.0, tl.maximum(mass, 1.0))
+    one = tl.abs(top) == float("inf")
+    if not UNSCALED:
+        one = one | greedy
+    total = tl.where(one, 1.0, tl.maximum(mass, 1.0))
     chance = share(x, top, scale) / total
     chance = tl.where(top == float("inf"), tl.where(entry == index, 1.0, 0.0), chance)
     chance = tl.where(there & (x > float("-inf")), chance, 0.0)

@@ -13,7 +13,7 @@ from sampling_oracle import WORD, f32, philox2x32
 from topk_cases import hostile_batch, hostile_logits
 from torch import Tensor
 
-from specc.compiler.ir.core import Module
+from specc.compiler.ir.core import Module, Value
 from specc.compiler.ir.types import TensorType
 from specc.runtime.plan.draft_head import TOKEN_ENTRIES
 from specc.runtime.semantics.convention import DTYPES
@@ -33,22 +33,37 @@ def entries_of(source: torch.Generator, vocab: int, *shape: int) -> Tensor:
     return torch.randint(-2, vocab + 2, shape, generator=source)
 
 
+def logits_given(b: TypedBuilder, dtype: str, *axes: str, each: int) -> Value:
+    """Logits T[B, *axes, V]; if there are ``each`` rows of a request on average, packed ones."""
+    if not each:
+        return b.given("logits", dtype, *axes, "V")
+    share = b.given("lens", "i32"), b.given("starts", "i32")
+    with b.phase("verify"):
+        return b("budget.logits", b.given("logits", dtype, "G", "V"), *share, names=("mine",))
+
+
 # --- masses -----------------------------------------------------------------------------------------------------------
 
 
-def massive(dtype: str, rows: int, vocab: int, *, cut: bool, ahead: int | None) -> Module:
-    """A module that draws and says what it drew from: with the probability of what it drew, or of given entries."""
-    axes = ("N",) if rows else ()
-    module = small_module(N=max(rows, 1), V=vocab)
+def massive(
+    dtype: str, rows: int, vocab: int, *, cut: bool, ahead: int | None, each: int = 0, unscaled: bool = False
+) -> Module:
+    """A module that draws and says what it drew from: with the probability of what it drew, or of given entries.
+
+    Rows are packed if there are ``each`` of a request on average.
+    """
+    axes = ("A" if each else "N",) if rows else ()
+    module = small_module(N=max(rows, 1), A=max(rows, 1), G=max(each, 1), V=vocab)
     b = TypedBuilder(module)
-    logits = b.given("logits", dtype, *axes, "V")
+    logits = logits_given(b, dtype, *axes, each=each)
     keys, scales = b.given("keys", "i64", *axes), b.given("scales", "f32", *axes)
     cuts = (b.given("cuts", "f32", *axes),) if cut else ()
     pool = module.inputs["req_pool_indices"]
     with b.phase("verify"):
         index, bad = b.many("sample.draw", logits, pool, keys, scales, *cuts, dtype="i64", keep="")
         entries = index if ahead is None else b.given("entries", "i64", *axes)
-        b.hand_out(index, bad, b("sample.mass", logits, pool, scales, entries, *cuts, ahead=ahead or 0, keep=""))
+        attrs = {"ahead": ahead or 0, "keep": "", **({"unscaled": 1} if unscaled else {})}
+        b.hand_out(index, bad, b("sample.mass", logits, pool, scales, entries, *cuts, **attrs))
     return module
 
 
@@ -60,8 +75,11 @@ def massive(dtype: str, rows: int, vocab: int, *, cut: bool, ahead: int | None) 
     vocab=st.integers(1, 300) | st.integers(301, 1500),
     cut=st.booleans(),
     ahead=st.sampled_from([None, 0, 1]),
+    unscaled=st.booleans(),
 )
-def test_masses(launcher: Launcher, dtype: str, seed: int, rows: int, vocab: int, cut: bool, ahead: int | None) -> None:
+def test_masses(
+    launcher: Launcher, dtype: str, seed: int, rows: int, vocab: int, cut: bool, ahead: int | None, unscaled: bool
+) -> None:
     """Of rows of every kind: the draw is what it is without them."""
     source = generator(seed)
     batch, logits = hostile_batch(source, dtype, rows, vocab)
@@ -74,7 +92,24 @@ def test_masses(launcher: Launcher, dtype: str, seed: int, rows: int, vocab: int
         values["cuts"] = logits.float()[..., integer(source, 0, vocab - 1)].nan_to_num(nan=-math.inf)
     if rows == 0 and ahead:
         ahead = 0
-    check_module(launcher, massive(dtype, rows, vocab, cut=cut, ahead=ahead), source, values, scan)
+    module = massive(dtype, rows, vocab, cut=cut, ahead=ahead, unscaled=unscaled)
+    check_module(launcher, module, source, values, scan)
+
+
+@pytest.mark.parametrize("unscaled", [False, True])
+def test_how_sure_a_greedy_draft_is(launcher: Launcher, unscaled: bool) -> None:
+    """As the softmax of its logits says, where that is asked for; its own probability is 1."""
+    source, vocab = generator(13), 90
+    logits = 3 * torch.randn(5, vocab, generator=source)
+    values = {"req_pool_indices": torch.arange(1, 6), "logits": logits, "keys": keys_of(source, 5)}
+    values["scales"] = torch.tensor([0.0, 0.5, 0.0, 1.0, 0.0])
+    module = massive("f32", 0, vocab, cut=False, ahead=None, unscaled=unscaled)
+    mass = check_module(launcher, module, source, values)["mass"]
+    greedy = values["scales"] == 0
+    steep = torch.where(greedy, 1.0, values["scales"])
+    shares = (steep[:, None] * logits).softmax(-1).amax(-1)
+    torch.testing.assert_close(1 / mass[:, 1], shares if unscaled else torch.where(greedy, 1.0, shares))
+    assert (mass[greedy, 2] == 1).all()
 
 
 def test_masses_are_a_softmax_s(launcher: Launcher) -> None:
@@ -122,14 +157,18 @@ PARTS = {"one": (3,), "each": (0, 0, 1), "two": (2, 1), "carried": (0, 0, 0)}
 """Rows of every operand that drafts were drawn from, 0 of one without that axis; S in all."""
 
 
-def leaving(dtype: str, vocab: int, form: str, *, most: int, cut: bool, part: int = 0) -> Module:
-    """A module that draws what is left after the nodes of a chain of three drafts, of ``part`` tokens or of all."""
-    module = small_module(N=4, V=vocab, Vd=part or vocab)
+def leaving(dtype: str, vocab: int, form: str, *, most: int, cut: bool, part: int = 0, each: int = 0) -> Module:
+    """A module that draws what is left after the nodes of a chain of three drafts, of ``part`` tokens or of all.
+
+    Rows of the target are packed if there are ``each`` of a request on average.
+    """
+    axis = "A" if each else "N"
+    module = small_module(N=4, A=4, G=max(each, 1), V=vocab, Vd=part or vocab)
     b = TypedBuilder(module)
-    tokens, logits = b.given("tokens", "i64", "N"), b.given("logits", dtype, "N", "V")
-    keys = b.given("keys", "i64", "N")
-    scales, drawn, mass = b.given("scales", "f32", "N"), b.given("drawn", "i32", "N"), b.given("mass", "f32", "N", 3)
-    weights, cuts = b.given("weights", "f32", "N"), (b.given("cuts", "f32", "N"),) if cut else ()
+    tokens, logits = b.given("tokens", "i64", axis), logits_given(b, dtype, axis, each=each)
+    keys = b.given("keys", "i64", axis)
+    scales, drawn, mass = b.given("scales", "f32", axis), b.given("drawn", "i32", axis), b.given("mass", "f32", axis, 3)
+    weights, cuts = b.given("weights", "f32", axis), (b.given("cuts", "f32", axis),) if cut else ()
     masses, q = [], []
     pool = module.inputs["req_pool_indices"]
     for i, count in enumerate(PARTS[form]):

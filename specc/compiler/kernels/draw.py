@@ -46,15 +46,15 @@ class Draw(Composed):
             block = text.blocks[op.result] = text.fresh("mass")
             where = f"{rows_at}, {', '.join(noise[1:])}, {entries}, {index}, {peak}, {mass}, b, programs, live"
             calls_ = f"{function}, {operands}, {op.attrs['ahead']}, {rows}, V, STRIDE, SPLITS"
+            calls_ += ", True" * bool(op.attrs.get("unscaled"))
             text.body.append(f"{block} = {text.use('combine_mass')}({where}, {calls_})")
             vocabulary.lift(text, block, len(tensor_type(op.result).shape) - 1, 1 + (rows > 1), before=True)
         blocks = {reduction.out("index"): index, reduction.out("bad"): bad}
         for result, name in blocks.items():
             vocabulary.lift(text, name, len(tensor_type(result).shape) - 1, int(rows > 1), before=False)
         text.blocks |= blocks
-        return (
-            f"last = {text.use('scan_draw')}({given}, {peak}, {mass}, {arrivals}, b, program, programs, {calls}, BLOCK)"
-        )
+        calls += ", BLOCK" + ", True" * any(op.attrs.get("unscaled") for op in masses)
+        return f"last = {text.use('scan_draw')}({given}, {peak}, {mass}, {arrivals}, b, program, programs, {calls})"
 
     def _every_row(self, text: Text, reduction: Op, cluster: Cluster, logits: str) -> str:
         """The memory of logits for the program that has all rows of a request: ``logits`` is the scanned row's."""

@@ -19,8 +19,8 @@ def sample_mass(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
 
     logits T[B, ..., V], rows i64[B], scales f32[B, ...], entries i64[B, ...][, cuts f32[B, ...]] -> f32[B, ..., 3]: the
     largest logit that is not below the cut, infinite where it is no f32 times the scale, the sum of exp((x - largest) *
-    scale), which is 1 where the largest is infinite or the scale is 0, and the probability of the entry `ahead` further
-    in `entries`, 0 of a number that is no entry, 1 where the scale is 0.
+    scale), which is 1 where the largest is infinite or the scale is 0 (that of scale 1 there if `unscaled`), and the
+    probability of the entry `ahead` further in `entries`, 0 of a number that is no entry, 1 where the scale is 0.
     """
     logits, rows, scales, entries, *cuts = operands
     values = _above(logits, scales, cuts)
@@ -28,8 +28,10 @@ def sample_mass(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     scaled = values * scales[..., None]
     first = torch.where(scales[..., None] > 0, scaled, values).argmax(dim=-1)  # of several infinite ones
     top = torch.where((top * scales).isinf(), top * scales, top)
-    e = torch.where(values == top[..., None], 0.0, values - top[..., None]).double() * scales[..., None]
-    total = torch.where(top.isinf() | ~(scales > 0), 1.0, e.exp().sum(dim=-1).clamp(min=1.0)).to(torch.float32)
+    unscaled = bool(attrs.get("unscaled"))
+    steep = torch.where(scales > 0, scales, float(unscaled))
+    e = torch.where(values == top[..., None], 0.0, values - top[..., None]).double() * steep[..., None]
+    total = torch.where(top.isinf() | ~(steep > 0), 1.0, e.exp().sum(dim=-1).clamp(min=1.0)).to(torch.float32)
     entry = _next(entries.view(top.shape)) if attrs["ahead"] else entries.view(top.shape)
     there = (entry >= 0) & (entry < logits.shape[-1])
     mass = torch.stack([top, total], dim=-1)

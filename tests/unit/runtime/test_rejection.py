@@ -67,6 +67,38 @@ def test_all_outcomes_of_a_draft_that_is_right() -> None:
         assert oracle.joint(mode, p, p, 3, 3)[1] == 4
 
 
+def sure(q: Callable[[tuple[int, ...]], list[Fraction]], least: Fraction) -> oracle.Judges:
+    """A draft is judged if the largest probability of its row, and of the rows before, come to so much."""
+    return lambda drafts: math.prod(max(q(drafts[:i])) for i in range(len(drafts) + 1)) >= least
+
+
+def own(q: Callable[[tuple[int, ...]], list[Fraction]], least: Fraction) -> oracle.Judges:
+    """A draft is judged if its probability, and those of the drafts before, come to so much."""
+    return lambda drafts: math.prod(q(drafts[:i])[draft] for i, draft in enumerate(drafts)) >= least
+
+
+@pytest.mark.parametrize(("steps", "vocab"), [(1, 4), (2, 3), (3, 2), (3, 3)])
+def test_all_outcomes_where_drafts_are_left_out(steps: int, vocab: int) -> None:
+    """Exactly the target's probabilities if rows and drafts before decide, and others if a draft itself does."""
+    wrong, some = 0, 0
+    for number in range(8):
+        rng = random.Random(f"left out {steps}/{vocab}/{number}")
+        p, q = rows_of(rng, vocab), rows_of(rng, vocab)
+        least = Fraction(rng.randint(1, 9), 10)
+        for mode in MODES:
+            found, mean = oracle.joint(mode, p, q, steps, vocab, sure(q, least))
+            late, _ = oracle.joint(mode, p, q, steps, vocab, own(q, least), late=True)
+            texts = [*product(range(vocab), repeat=steps + 1)]
+            wanted = {
+                text: math.prod((p(text[:i])[t] for i, t in enumerate(text)), start=Fraction(1)) for text in texts
+            }
+            assert all(found.get(text, 0) == wanted[text] for text in texts), mode
+            wrong += any(late.get(text, 0) != wanted[text] for text in texts)
+            some += 1 < mean < oracle.joint(mode, p, q, steps, vocab)[1]
+    assert wrong > 4
+    assert some > 2 or steps == 1
+
+
 # --- that it is computed ----------------------------------------------------------------------------------------------
 
 
@@ -84,9 +116,12 @@ def drafted(logits: Tensor, seeds: Tensor, temperature: Tensor, roots: Tensor, c
 
 def decided(
     mode: str, logits: Tensor, q: list[Tensor], drafts: Tensor, seeds: Tensor, temperature: Tensor, roots: Tensor,
-    cuts: Tensor | None = None,
+    cuts: Tensor | None = None, lens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Tokens i64[B, A] after the nodes, how many are emitted i64[B], and bad rows, by the ops."""
+    """Tokens i64[B, A] after the nodes, how many are emitted i64[B], and bad rows, by the ops.
+
+    Drafts behind the first ``lens`` i32[B] nodes are not judged.
+    """
     tokens = torch.cat([seeds[:, None] * 0, drafts], dim=1)
     places = roots[:, None] + 1 + torch.arange(tokens.shape[1])
     keys, scales = keys_of(seeds, temperature, places, oracle.TOKEN)
@@ -95,13 +130,16 @@ def decided(
     drawn, bad = OPS["sample.draw"]((logits, rows, keys, scales, *given), {"dtype": "i32", "keep": ""}, {})
     mass = mass_of(logits, rows, scales, tokens, *given, ahead=1)
     masses = [mass_of(each, rows, scales[:, i], drafts[:, i]) for i, each in enumerate(q)]
+    if lens is not None:
+        (tokens,) = OPS["budget.cut"]((tokens, lens), {}, {})
+        masses = [OPS["budget.judged"]((each, tokens), {"column": i}, {})[0] for i, each in enumerate(masses)]
     attrs = {"mode": mode, "parts": len(q), "cut": len(given), "most": 1 if mode == "rejection" else len(q)}
     (weights,) = OPS["sample.weigh"]((rows, coins, scales, mass, *masses), attrs, {})
     operands = tokens, logits, rows, keys, scales, drawn, mass, weights, *given, *masses, *q
     left, sums = OPS["sample.residual"](operands, attrs, {})
     (index,) = OPS["sample.accept"]((tokens, rows, coins, drawn, weights, left, sums), {}, {})
-    _, _, lens = OPS["verify.greedy"]((tokens, index, rows), {}, {"A": tokens.shape[1]})
-    return index.long(), lens.long(), bad
+    _, _, emitted = OPS["verify.greedy"]((tokens, index, rows), {}, {"A": tokens.shape[1]})
+    return index.long(), emitted.long(), bad
 
 
 def mass_of(*operands: Tensor, ahead: int = 0) -> Tensor:
@@ -110,9 +148,9 @@ def mass_of(*operands: Tensor, ahead: int = 0) -> Tensor:
 
 
 @each_mode
-@pytest.mark.parametrize("cut", [False, True])
-def test_as_the_oracle_decides(mode: str, cut: bool) -> None:
-    """Token for token, from rows of any temperature; with a cut that drafts may be below."""
+@pytest.mark.parametrize(("cut", "short"), [(False, False), (True, False), (False, True), (True, True)])
+def test_as_the_oracle_decides(mode: str, cut: bool, short: bool) -> None:
+    """Token for token, from rows of any temperature; with a cut that drafts may be below, and drafts left out."""
     count, steps, vocab = 300, 3, 7
     source = torch.Generator().manual_seed(11)
     logits, q = (2 * torch.randn(count, n, vocab, generator=source) for n in (steps + 1, steps))
@@ -122,23 +160,25 @@ def test_as_the_oracle_decides(mode: str, cut: bool) -> None:
     temperature = torch.tensor([0.0, 0.3, 1.0, 4.0, 1e4])[torch.arange(count) % 5]
     drafts = torch.stack([drafted(q[:, i], seeds, temperature, roots, i) for i in range(steps)], dim=1)
     cuts = logits.sort(-1).values[..., 3].clone() if cut else None
-    index, lens, bad = decided(mode, logits, list(q.unbind(1)), drafts, seeds, temperature, roots, cuts)
+    rooms = torch.randint(0, steps + 1, (count,), generator=source) if short else torch.full((count,), steps)
+    where = seeds, temperature, roots, cuts, 1 + rooms.int() if short else None
+    index, lens, bad = decided(mode, logits, list(q.unbind(1)), drafts, *where)
     assert not bad.any()
     lengths: dict[int, int] = {}
     for b in range(count):
-        seed, root, t = int(seeds[b]), int(roots[b]), float(temperature[b])
+        seed, root, t, room = int(seeds[b]), int(roots[b]), float(temperature[b]), int(rooms[b])
         for i in range(steps):
             assert drafts[b, i] == oracle.draft_drawn(q[b, i].tolist(), t, seed, root, i)
         if t == 0:
             best = logits[b].argmax(-1).tolist()
             agreed = [i for i in range(steps) if drafts[b, i] != best[i]]
-            wanted = best[: (agreed or [steps])[0] + 1]
+            wanted = best[: min([room, *agreed]) + 1]
         else:
             rows = logits[b].tolist()
             kept = [allowed(row, t, 4, 1.0, 0.0) if cut else None for row in rows]
             p = [oracle.softmax(row, t, some) for row, some in zip(rows, kept, strict=True)]
             shares = [oracle.softmax(row, t) for row in q[b].tolist()]
-            wanted = oracle.emitted(mode, p, shares, drafts[b].tolist(), seed, root)
+            wanted = oracle.emitted(mode, p[: room + 1], shares[:room], drafts[b, :room].tolist(), seed, root)
         assert index[b, : lens[b]].tolist() == wanted, b
         lengths[len(wanted)] = lengths.get(len(wanted), 0) + 1
     assert min(lengths.get(n, 0) for n in range(1, steps + 2)) > 5

@@ -77,8 +77,10 @@ def chosen(
         index, bad = b.many("sample.draw", logits, scope.rows, keys, scales, names=drawn, dtype="i64", keep=keep)
         if not sampled(scope):
             return index, bad, None
-        given, of = (logits, scope.rows, scales, index), {"of": "Vd"} if mapped else {}
-        source = Source(logits, b("sample.mass", *given, names=(f"{stem}mass",), ahead=0, keep=keep, **of))
+        more: dict[str, str | int] = {"of": "Vd"} if mapped else {}
+        more |= {"unscaled": 1} if scope.config.budgeted else {}
+        given = logits, scope.rows, scales, index
+        source = Source(logits, b("sample.mass", *given, names=(f"{stem}mass",), ahead=0, keep=keep, **more))
         if carried:
             for name, value in zip(row_fields(column), source, strict=True):
                 b.many("carry.store", scope.rows, value, field=name)
@@ -173,7 +175,7 @@ def decide(
 
 
 def _judged(scope: Scope, tokens: Value, q: Sequence[Source]) -> tuple[Source, ...]:
-    """What drafts were drawn from: rows without any probability of those that are no token, as the target has no row."""
+    """What drafts were drawn from; of those that are no token, as the target has no row, rows without probability."""
     if scope.config.shape.budget is None:
         return (*q,)
     with scope.b.at(scope.at("budget")):

@@ -33,8 +33,8 @@ OPS = (
     OpDef(
         "budget.largest",
         "mass: f32[B, *x, 3] -> p: f32[B, *x, $keep]",
-        "The largest probability of a row by its `sample.mass`, whichever entry is drawn of it: 1 over the sum, and 0 of"
-        " a row that has no probability.",
+        "The largest probability of a row by its `sample.mass`, whichever entry is drawn of it: 1 over the sum, and 0"
+        " of a row that has no probability.",
         {"keep": str},
     ),
     OpDef(

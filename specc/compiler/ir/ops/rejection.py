@@ -37,9 +37,9 @@ OPS = (
         " which is infinite where it is no f32 times the scale,"
         " the sum of exp((x - largest) * scale), which is 1 where the largest is infinite, and one probability, that"
         " of entry number ``ahead`` further in ``entries``; 0 of one that there is not, 1 where the scale is 0."
-        " Padding: 0.",
-        {"ahead": range(2), "keep": str, "of": str},
-        {"of": ""},
+        " If ``unscaled`` is 1, the sum where the scale is 0 is that of softmax(logits), else it is 1. Padding: 0.",
+        {"ahead": range(2), "keep": str, "of": str, "unscaled": range(2)},
+        {"of": "", "unscaled": 0},
         traits=frozenset({Trait.SUMS}),
     ),
     OpDef(
