@@ -54,6 +54,8 @@ def programs() -> dict[str, dict[str, Any]]:
     configurations |= {f"{name}-budget": configurations[name] | BUDGET for name in ("EAGLE-chain", "DFLASH-chain")}
     drawn = configurations["EAGLE-chain-target_only"] | BUDGET
     configurations["EAGLE-chain-target_only-budget"] = drawn | {"sampling": ["penalties", "grammar", "top_k"]}
+    for name in ("EAGLE-chain-rejection", "DFLASH-chain-block"):
+        configurations[f"{name}-budget"] = configurations[name] | BUDGET | {"sampling": ["penalties", "top_k"]}
     return configurations
 
 

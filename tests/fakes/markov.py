@@ -83,6 +83,8 @@ class BlockEngine(MarkovEngine):
         logits = super().target(tokens=tokens, positions=positions).logits
         return SimpleNamespace(logits=logits, hidden=torch.zeros(*tokens.shape, self.width))
 
+    target_rows = target
+
     def prefill_target(self, *, rows: Tensor, seq_lens: Tensor, **_: object) -> SimpleNamespace:
         """Logits [b, V] after the prompt, and rows [T, W] of its tokens."""
         logits = super().prefill_target(rows=rows, seq_lens=seq_lens).logits

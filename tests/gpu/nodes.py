@@ -27,7 +27,7 @@ LONGEST = 40
 """Committed lengths are below this."""
 HANDS_ON = (
     *("commit.compact", "commit.last", "tree.gather", "tree.repeat"),
-    *("budget.only", "budget.start", "budget.append", "budget.estimate"),
+    *("budget.only", "budget.start", "budget.append", "budget.estimate", "budget.largest", "budget.judged"),
 )
 """Ops whose result depends on such a sum if an operand does."""
 WALKS = ("verify.greedy", "verify.path")

@@ -173,7 +173,8 @@ def whole_configs(draw: st.DrawFn, algorithms: Sequence[str], topk: int | None =
     verified = draw(st.sampled_from(verifications(chain=needed.draft and topk == 1)))
     outputs = draw(st.lists(st.sampled_from(OUTPUTS), unique=True, max_size=4))
     able = algorithm in ESTIMATED and topk == 1 < steps and "head" not in draft
-    if able and verified in ({"verify": "greedy"}, {"verify": "target_only"}) and draw(st.booleans()):
+    plain = [{"verify": rule} for rule in ("greedy", "target_only", "rejection", "block")]
+    if able and verified in plain and draw(st.booleans()):
         handed = {"hidden_states", "logprobs"} if verified["verify"] == "greedy" else {"hidden_states"}
         verified = verified | {"budget": draw(budgets(steps))}
         outputs = [name for name in outputs if name in handed]

@@ -136,6 +136,8 @@ BITS |= {name: {0, 1} for name in ("DFLASH", "DFLASH2", "DSPARK")}
 SCENARIOS = [(name, {"num_steps": 4}) for name in names()] + [(name, TREE) for name in names() if needs(name).trees]
 SCENARIOS += [(name, {"num_steps": 4, "draft": {"head": "int8"}}) for name in ("STANDALONE", "EAGLE")]
 SCENARIOS += [(name, {"num_steps": 4, "budget": 3}) for name in ESTIMATED]
+SCENARIOS += [("STANDALONE", {"num_steps": 4, "budget": 3, "verify": "rejection"})]
+SCENARIOS += [("DFLASH", {"num_steps": 4, "budget": 3, "verify": "block"})]
 SCENARIOS += [("EAGLE", {"num_steps": 4, "budget": [2, 3]}), ("DFLASH", {"num_steps": 4, "budget": [2, "all"]})]
 OPTIONS = {"NGRAM": {"options": {"window": 64, "corpus": "notes.txt"}}}
 

@@ -180,6 +180,7 @@ def beside_budgets(server: Server) -> Iterator[str]:
         "attention under data parallelism": server.groups > 1,
         "adaptive speculation": bool(server.candidates),
         "two servers": server.settings.get("disaggregation_mode", "null") != "null",
+        "drafts that are drawn": server.weighs is not None,
     }
     yield from (what for what, is_there in there.items() if is_there)
     if target is not None and target.cache != "mha":

@@ -37,6 +37,9 @@ PROGRAMS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+PROGRAMS |= {f"{name} of a budget": PROGRAMS[name] | {"budget": 2} for name in ("DFLASH rejection", "DFLASH block")}
+
+
 def texts(name: str, count: int) -> tuple[list[float], float]:
     """How probable texts of each kind of request are if the target has written them, and tokens of a verification."""
     plans = plans_of(ROWS, **PROGRAMS[name])

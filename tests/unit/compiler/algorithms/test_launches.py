@@ -99,6 +99,8 @@ def test_a_change_of_shape_costs_none(algorithm: str, verify: str) -> None:
 @pytest.mark.parametrize(
     ("algorithm", "more"), [("STANDALONE", 1), ("EAGLE", 2), ("EAGLE3", 2), ("FROZEN_KV_MTP", 2), ("DFLASH", 2)]
 )
-def test_a_budget_takes_a_launch_and_another_for_hidden_rows(algorithm: str, more: int) -> None:
+@pytest.mark.parametrize("verify", ["greedy", "target_only", "rejection", "block"])
+def test_a_budget_takes_a_launch_and_another_for_hidden_rows(algorithm: str, more: int, verify: str) -> None:
     """Rows are shared out by one; a draft that reads the target's rows has them brought to their requests."""
-    assert launches(algorithm, num_steps=3, budget=2) == launches(algorithm, num_steps=3) + more
+    keys = {"num_steps": 3, "verify": verify}
+    assert launches(algorithm, budget=2, **keys) == launches(algorithm, **keys) + more

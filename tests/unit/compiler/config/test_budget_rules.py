@@ -99,6 +99,31 @@ def test_what_is_wrong_with_budgets_of_shapes(find: Find, shapes: list[str], cod
     assert finding.location is not None
 
 
+@pytest.mark.parametrize("verify", ["rejection", "block"])
+def test_drafts_may_be_drawn(load: Load, find: Find, verify: str) -> None:
+    """In an engine of one's own."""
+    text = budget("2").replace("verify: greedy", f"verify: {verify}")
+    assert load(text).config.shape.budget == 2
+    finding = only(find(text + "engine: sglang\n"))
+    assert finding.code == "config/not-yet"
+    assert f"a budget of rows with engine: sglang and verify: {verify} is not implemented" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("key", "what"),
+    [
+        ("draft_sampling: coupled", "draft_sampling: coupled"),
+        ("outputs: [logprobs]", "log-probabilities of tokens that are drawn"),
+        ("step: rotated", "step: rotated"),
+    ],
+)
+def test_what_is_not_built_with_drafts_that_are_drawn(find: Find, key: str, what: str) -> None:
+    verify = "target_only" if "coupled" in key else "rejection"
+    text = budget("2").replace("verify: greedy", f"verify: {verify}\n{key}")
+    messages = [finding.message for finding in find(text)]
+    assert f"a budget of rows with {what} is not implemented in this version" in messages
+
+
 def test_shapes_stand_in_place_of_the_budget(find: Find) -> None:
     finding = only(find(listed("num_steps: 3").replace("shapes:", "budget: 2\nshapes:")))
     assert finding.message == "the shapes say what is drafted, and budget says it, too"

@@ -25,6 +25,7 @@ def test_a_budget_is_written(tmp_path: Path) -> None:
         ({"--attention-backend": "flashinfer"}, "flashinfer attention"),
         ({"--tp-size": "2", "--enable-dp-attention": "", "--dp-size": "2"}, "attention under data parallelism"),
         ({"--enable-lora": ""}, "LoRA"),
+        ({"--speculative-use-rejection-sampling": ""}, "drafts that are drawn"),
     ],
 )
 def test_what_a_server_has_that_a_budget_is_not_served_with(changes: dict[str, str | None], what: str) -> None:
