@@ -123,6 +123,13 @@ def packed_at(logits_ptr, b, column, lens_ptr, starts_ptr, ROWS: tl.constexpr, S
 
 
 @triton.jit
+def packed_rows(logits_ptr, b, lens_ptr, starts_ptr, ROWS: tl.constexpr, STRIDE: tl.constexpr):
+    """The same of every column of a request, up to a power of 2 of them."""
+    column = tl.minimum(tl.arange(0, triton.next_power_of_2(ROWS)), ROWS - 1)
+    return packed_at(logits_ptr, b, column, lens_ptr, starts_ptr, ROWS, STRIDE)
+
+
+@triton.jit
 def keys_of(estimate_ptr, rows_ptr, requests, S: tl.constexpr, REQUESTS: tl.constexpr):
     """Keys i32[lanes] of all drafts, by estimates f32[S] of every one of `requests`; -1 of what is none.
 

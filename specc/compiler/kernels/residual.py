@@ -23,10 +23,9 @@ class Residual(Composed):
         text.constants += vocabulary.sizes(text, reduction)
         function, operands, logits, shape = vocabulary.scanned(text, reduction, cluster)
         nodes = vocabulary.rows_of(module, reduction)
-        if packed := vocabulary.packed(text, reduction, cluster):
-            where = f"b, program, programs, {', '.join(packed)}, {most}, {nodes}, STRIDE"
-            memory, logits = f"{logits}, {text.pointer(reduction['weights'], 'weights')}", text.fresh("packed_ptr")
-            text.head.append(f"{logits} = {text.use('packed_weighted')}({memory}, {where})")
+        if packed := vocabulary.packed(text, reduction, cluster):  # nodes with a weight have a row, as the root has
+            where, logits = f"{logits}, b, 0, {', '.join(packed)}, {nodes}, STRIDE", text.fresh("packed_ptr")
+            text.head.append(f"{logits} = {text.use('packed_at')}({where})")
         named = reduction.named
         given = [text.pointer(reduction["tokens"], "tokens"), logits]
         for name in ("keys", "scales", "cuts", "drawn", "mass", "weights", "entries"):
