@@ -35,7 +35,8 @@ CHAINS = [
     Config("DFLASH", 1, 3, 4, 1, budget=2),
 ]
 each_mode = pytest.mark.parametrize("mode", MODES)
-each_chain = pytest.mark.parametrize("config", CHAINS, ids=lambda c: c.algorithm.lower())
+HEADS = [replace(CHAINS[0], head="weights")]
+each_chain = pytest.mark.parametrize("config", [*CHAINS, *HEADS], ids=lambda c: f"{c.algorithm.lower()}-{c.head}")
 
 
 @dataclass

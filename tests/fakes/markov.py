@@ -83,7 +83,9 @@ class BlockEngine(MarkovEngine):
         logits = super().target(tokens=tokens, positions=positions).logits
         return SimpleNamespace(logits=logits, hidden=torch.zeros(*tokens.shape, self.width))
 
-    target_rows = target
+    def target_rows(self, *, tokens: Tensor, positions: Tensor, **_: object) -> SimpleNamespace:
+        """The same of packed rows."""
+        return self.target(tokens=tokens, positions=positions)
 
     def prefill_target(self, *, rows: Tensor, seq_lens: Tensor, **_: object) -> SimpleNamespace:
         """Logits [b, V] after the prompt, and rows [T, W] of its tokens."""

@@ -62,8 +62,10 @@ def massive(
     with b.phase("verify"):
         index, bad = b.many("sample.draw", logits, pool, keys, scales, *cuts, dtype="i64", keep="")
         entries = index if ahead is None else b.given("entries", "i64", *axes)
-        attrs = {"ahead": ahead or 0, "keep": "", **({"unscaled": 1} if unscaled else {})}
-        b.hand_out(index, bad, b("sample.mass", logits, pool, scales, entries, *cuts, **attrs))
+        mass = b(
+            "sample.mass", logits, pool, scales, entries, *cuts, ahead=ahead or 0, keep="", unscaled=int(unscaled)
+        )  # fmt: skip
+        b.hand_out(index, bad, mass)
     return module
 
 

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from test_distribution import FEWER, LENGTH, MOST, Patch, Turns, plans_of, surprises, whole, write
+from test_distribution import FEWER, LENGTH, MOST, REDUCED, Patch, Turns, plans_of, surprises, whole, write
 from test_distribution_of_shapes import LONG, MODES, ROWS, at_random, luckier, of_parts, plain, too_fond
 from torch import Tensor
 
@@ -79,9 +79,10 @@ def test_a_few_requests_share_rows(verify: str) -> None:
 
 
 @pytest.mark.parametrize("verify", MODES)
-def test_texts_of_all_kinds(verify: str) -> None:
-    """With every feature alone, and with all of them."""
-    found, kinds = write(plans_of(ROWS, verify=verify, **ONE), MOST // 2)
+@pytest.mark.parametrize("draft", [{}, REDUCED], ids=["all", "a part"])
+def test_texts_of_all_kinds(verify: str, draft: dict[str, Any]) -> None:
+    """With every feature alone, and with all of them; of drafts of all tokens, or a part."""
+    found, kinds = write(plans_of(ROWS, verify=verify, **ONE, **draft), MOST // 2)
     assert min(chances := surprises(found, kinds)) > 1e-4, chances
 
 
