@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from specc.lab.engine.models.aux_states import AuxStates
+from specc.lab.engine.models.heads.dflash2_head import Dflash2Head
 from specc.lab.engine.models.heads.dflash_head import DflashHead
 from specc.lab.engine.models.heads.dspark_head import DsparkHead
 from specc.lab.engine.models.heads.eagle3_head import Eagle3Head
@@ -170,6 +171,16 @@ def biased_scores(head: DsparkHead, rows: Tensor, before: Tensor) -> Tensor:
     return head.logits(rows) + head.markov_head(before)
 
 
+def selected(head: Dflash2Head, rows: Tensor, before: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
+    """The candidates i64[B, n, k] of places with scores T[B, n, V], and the selector's scores of these behind tokens.
+
+    What a program takes in place of a score is its logarithm of the probability: a place's scores differ from those
+    by one number.
+    """
+    candidates = scores.topk(head.config.dflash_config["selector_top_k"]).indices
+    return candidates, (scores + head.candidate_selector(rows, before)).gather(-1, candidates)
+
+
 def llama_config(hidden: int, layers: int, kv_heads: int, **more: Any) -> LlamaConfig:
     """A small Llama: if `more` says nothing else, an MLP three times as wide as the model and tied embeddings."""
     settings = {
@@ -195,6 +206,7 @@ class Kind(NamedTuple):
     pull: weight of a smooth L1 loss that draws the chain's rows to the target's hidden states.
     begins: the head whose weights it begins with, of one that scores a part of the tokens.
     scores: those of a chain's rows, by the tokens before the drafts.
+    chooses: candidates by these scores, and the scores that a draft is chosen by among them; None: all tokens are.
     """
 
     head: type[SharingHead]
@@ -203,6 +215,7 @@ class Kind(NamedTuple):
     pull: float = 0.0
     begins: str = ""
     scores: Callable[[Any, Tensor, Tensor], Tensor] = own_scores
+    chooses: Callable[[Any, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
 
 
 EAGLE3 = {
@@ -217,6 +230,7 @@ EAGLE3 = {
 DFLASH = {"hidden": 256, "layers": 2, "kv_heads": 1, "intermediate_size": 256}
 BLOCKS = {"target_layer_ids": list(AUX_LAYERS)}
 MARKOV = {"markov_rank": 64, "sample_from_anchor": True}
+SELECTOR = {"selector_rank": 64, "selector_top_k": 16}
 HEADS = {
     "eagle": Kind(EagleHead, partial(llama_config, hidden=256, layers=1, kv_heads=2), eagle_chain, pull=0.2),
     "eagle3": Kind(Eagle3Head, partial(llama_config, **EAGLE3), eagle3_chain),
@@ -251,6 +265,12 @@ HEADS = {
         dflash_chain,
         scores=biased_scores,
     ),
+    "dflash2": Kind(
+        Dflash2Head,
+        partial(llama_config, **DFLASH, dflash_config={**BLOCKS, **SELECTOR, "block_size": DEPTH + 1}),
+        dflash_chain,
+        chooses=selected,
+    ),
 }
 
 Drafts = Callable[[Reading, Tensor], Iterator[Tensor]]
@@ -259,22 +279,22 @@ Drafts = Callable[[Reading, Tensor], Iterator[Tensor]]
 
 def drafts_of(kind: Kind, head: SharingHead) -> Drafts:
     """What a head drafts."""
+    own = getattr(head, "own_tokens", None)
 
     def drafts(reading: Reading, tokens: Tensor) -> Iterator[Tensor]:
         for draft, rows in enumerate(kind.chain(head, reading, tokens), start=1):
-            yield whole(head, kind.scores(head, rows, tokens[:, draft:]))
+            before = tokens[:, draft:]
+            scores = kind.scores(head, rows, before)
+            if own is not None:
+                scores = whole(torch.tensor(own, device=scores.device).expand_as(scores), scores)
+            yield whole(*kind.chooses(head, rows, before, scores)) if kind.chooses else scores
 
     return drafts
 
 
-def whole(head: SharingHead, scores: Tensor) -> Tensor:
-    """Scores T[..., V] of all tokens, -inf of those that the head does not score."""
-    tokens = getattr(head, "own_tokens", None)
-    if tokens is None:
-        return scores
-    everything = scores.new_full((*scores.shape[:-1], VOCAB), -torch.inf)
-    everything[..., tokens] = scores
-    return everything
+def whole(tokens: Tensor, scores: Tensor) -> Tensor:
+    """Scores T[..., V] of all tokens: those of tokens i64[..., k], T[..., k], and -inf of the others."""
+    return scores.new_full((*scores.shape[:-1], VOCAB), -torch.inf).scatter(-1, tokens, scores)
 
 
 def accepted_length(drafts: Drafts, reading: Reading, texts: Tensor, prompt: int) -> float:

@@ -1,4 +1,4 @@
-"""Train the example models: a small target, a standalone draft, and draft heads of six kinds, one of them twice.
+"""Train the example models: a small target, a standalone draft, and draft heads of seven kinds, one of them twice.
 
 All of them learn the source text of the Python standard library. The draft and the heads are
 distilled from the target as it is on disk, weights rounded to bfloat16.
@@ -72,6 +72,7 @@ SCHEDULES = {
     "frozen_kv": Schedule(3500, 2e-3, tokens=16384, written=16384),
     "dflash": Schedule(6000, 2e-3, tokens=8192, written=16384),
     "dspark": Schedule(6000, 2e-3, tokens=8192, written=16384),
+    "dflash2": Schedule(6000, 2e-3, tokens=8192, written=16384),
 }
 TARGET = {"hidden": 256, "layers": 4, "kv_heads": 2}
 STAGES = ("tokenizer", "target", "standalone", *HEADS, "evaluate")
@@ -214,12 +215,16 @@ def with_written(batches: Iterator[Tensor], written: Tensor, tokens: int) -> Ite
 def chain_loss(kind: Kind, head: Any, reading: Reading, tokens: Tensor, scored: Any = slice(None)) -> Tensor:
     """Mean cross entropy of the head's drafts against the target's distribution over the tokens that are scored.
 
-    The pull of a kind is added.
+    The pull of a kind is added, and that of the scores of candidates against the target's distribution over these.
     """
     loss = torch.zeros((), device=tokens.device)
     for draft, rows in enumerate(kind.chain(head, reading, tokens), start=1):
-        scores = kind.scores(head, rows, tokens[:, draft:])
-        loss = loss + soft_cross_entropy(scores, reading.logits[:, draft:][..., scored])
+        before, teacher = tokens[:, draft:], reading.logits[:, draft:][..., scored]
+        scores = kind.scores(head, rows, before)
+        loss = loss + soft_cross_entropy(scores, teacher)
+        if kind.chooses:
+            candidates, chosen = kind.chooses(head, rows, before, scores)
+            loss = loss + soft_cross_entropy(chosen, teacher.gather(-1, candidates))
         if kind.pull:
             loss = loss + kind.pull * F.smooth_l1_loss(rows, reading.hidden[:, draft:])
     return loss / DEPTH
