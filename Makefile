@@ -9,7 +9,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 MODELS := examples/models
 # Their names start with that of their draft, if they have one.
-DEMOS  := standalone-chain eagle-chain eagle-chain-head eagle-chain-adaptive eagle-chain-budget eagle-tree-and-chain eagle3-chain frozen-kv-chain mtp-chain dflash-chain dspark-chain ngram-chain \
+DEMOS  := standalone-chain eagle-chain eagle-chain-head eagle-chain-adaptive eagle-chain-budget eagle-tree-and-chain eagle3-chain frozen-kv-chain mtp-chain dflash-chain dspark-chain dflash2-chain ngram-chain \
           standalone-tree eagle-tree eagle-tree-wide eagle-tree-sampled eagle-tree-json eagle3-tree eagle3-reduced-tree frozen-kv-tree dflash-tree ngram-tree
 
 # Hundreds of processes import specc, and all tests are read twice, which takes four times as long where Python may not

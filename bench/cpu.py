@@ -50,6 +50,7 @@ DRAFTS = {
     "mtp": "mtp",
     "dflash": "dflash",
     "dspark": "dspark",
+    "dflash2": "dflash2",
     "ngram": None,
 }
 """By the name of an example chain, the directory of its draft."""
@@ -61,6 +62,7 @@ DRAFT_LAYERS = {
     "mtp": 1,
     "dflash": 2,
     "dspark": 2,
+    "dflash2": 2,
     "ngram": 1,
 }
 """Layers that run in one forward of the draft."""

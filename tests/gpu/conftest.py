@@ -27,6 +27,7 @@ RUNNABLE |= {
     "dflash-chain": "dflash",
     "dflash-tree": "dflash",
     "dspark-chain": "dspark",
+    "dflash2-chain": "dflash2",
     "frozen-kv-tree": "frozen_kv",
     "ngram-tree": "",
 }

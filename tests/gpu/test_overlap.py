@@ -19,6 +19,7 @@ DRAFTS = {
     "mtp-chain": "mtp",
     "dflash-chain": "dflash",
     "dspark-chain": "dspark",
+    "dflash2-chain": "dflash2",
     "ngram-chain": None,
 }
 """Examples, and the directories of their drafts."""

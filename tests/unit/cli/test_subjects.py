@@ -133,7 +133,7 @@ def test_what_is_wrong_in_standard_input_has_a_place() -> None:
     assert "error[config/unreadable]" in specc("check", "-", given=b" " * (1 << 18), status=1).stderr
 
 
-DRAFTS = ("standalone", "eagle", "eagle3", "eagle3_reduced", "mtp", "frozen_kv", "dflash", "")
+DRAFTS = ("standalone", "eagle", "eagle3", "eagle3_reduced", "mtp", "frozen_kv", "dflash", "dflash2", "")
 SERVED = {
     "none": set(DRAFTS),
     "sglang": {"standalone", ""},

@@ -73,7 +73,7 @@ def test_files_as_they_are_published_need_no_class(keys: dict[str, object]) -> N
     assert known_types.said_by_table(content) == known_types.said_by_class(content) is not None
 
 
-@pytest.mark.parametrize("name", ["target", "eagle", "eagle3", "standalone", "mtp", "dflash"])
+@pytest.mark.parametrize("name", ["target", "eagle", "eagle3", "standalone", "mtp", "dflash", "dflash2"])
 def test_models_of_the_examples_need_no_class(name: str) -> None:
     assert known.plain(json.loads((ROOT / "examples" / "models" / name / "config.json").read_text())) is not None
 

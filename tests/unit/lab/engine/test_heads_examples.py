@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,7 @@ STEP_BY_STEP: dict[str, Callable[[Any, Any, Tensor, Tensor], list[Tensor]]] = {
     "mtp": lambda head, reading, known, ahead: modules_in_turn(head, reading.hidden, known, ahead),
     "frozen_kv": lambda head, reading, known, ahead: one_query(head, reading, ahead),
     "dflash": lambda head, reading, known, ahead: one_block(head, reading, ahead),
+    "dflash2": lambda head, reading, known, ahead: one_block(head, reading, ahead),
 }
 
 
@@ -111,6 +113,32 @@ def test_a_chain_is_drafting_step_by_step(reader: Any, name: str) -> None:
         expected = STEP_BY_STEP[name](head, reader(known), known, ahead)
         drafted = [rows[:, read - 1 : read] for rows in chain]
         torch.testing.assert_close(drafted, expected, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_a_selector_chooses_among_candidates_behind_the_token_before(reader: Any) -> None:
+    """Candidate by candidate: its score and the products of three rows, behind the text's own token; no other token."""
+    torch.manual_seed(2)
+    kind, count = heads.HEADS["dflash2"], 5
+    head = kind.head(kind.config()).eval().share_with(reader.target)
+    for table in head.candidate_selector.parameters():
+        table.normal_()
+    text = torch.randint(heads.VOCAB, (2, count + heads.DEPTH))
+    reading, (before, after) = reader(text), head.selector_tables
+    drafted = list(heads.drafts_of(kind, head)(reading, text))
+    moved = 0
+    for draft, rows in enumerate(kind.chain(head, reading, text), start=1):
+        for batch, place in product(range(2), range(count)):
+            row, token = rows[batch, place], int(text[batch, place + draft])
+            scores = head.logits(row).tolist()
+            best = sorted(range(heads.VOCAB), key=scores.__getitem__)[-heads.SELECTOR["selector_top_k"] :]
+            state = head.selector_rows(row)
+            wanted = {entry: scores[entry] + float((before[token] * state * after[entry]).sum()) for entry in best}
+            found = drafted[draft - 1][batch, place]
+            assert set(torch.isfinite(found).nonzero().flatten().tolist()) == set(best)
+            torch.testing.assert_close(found[list(wanted)], torch.tensor([*wanted.values()]), rtol=1e-4, atol=1e-3)
+            moved += int(found.argmax()) != best[-1]
+    assert moved  # the selector has a say
 
 
 def walked(drafts: Tensor, text: list[int], prompt: int) -> float:
@@ -141,7 +169,7 @@ def test_accepted_length_of_drafts_that_are_right_now_and_then() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", STEP_BY_STEP)
+@pytest.mark.parametrize("name", [*STEP_BY_STEP, "dspark"])
 def test_the_stored_heads_draft(reader: Any, name: str) -> None:
     tokenizer, kind = AutoTokenizer.from_pretrained(EXAMPLES / "target"), heads.HEADS[name]
     drafts = heads.drafts_of(kind, kind.head.from_directory(EXAMPLES / name, reader.target))
@@ -151,3 +179,26 @@ def test_the_stored_heads_draft(reader: Any, name: str) -> None:
         text = heads.greedy(reader.target, tokens, 48 + heads.DEPTH)
         lengths.append(heads.accepted_length(drafts, reader(text), text, tokens.shape[1]))
     assert sum(lengths) / len(lengths) > 1.3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("name", "without"),
+    [("dspark", {"scores": heads.own_scores}), ("dflash2", {"chooses": None})],
+    ids=["dspark", "dflash2"],
+)
+def test_stored_heads_gain_by_the_token_before(reader: Any, name: str, without: dict[str, Any]) -> None:
+    """On source text the second and third drafts are the target's choice in ten places more of a hundred, at least."""
+    kind, source = heads.HEADS[name], (EXAMPLES.parent / "minimal_engine.py").read_text()[:1500]
+    text = AutoTokenizer.from_pretrained(EXAMPLES / "target")(source, return_tensors="pt").input_ids
+    head, reading = kind.head.from_directory(EXAMPLES / name, reader.target), reader(text)
+    shares = [
+        torch.stack(
+            [
+                (scores.argmax(-1) == reading.logits[:, draft:].argmax(-1)).float().mean()
+                for draft, scores in enumerate(heads.drafts_of(whose, head)(reading, text), start=1)
+            ]
+        )
+        for whose in (kind, kind._replace(**without))
+    ]
+    assert ((shares[0] - shares[1])[1:] > 0.1).all()
