@@ -153,14 +153,13 @@ def refusals(server: Server) -> Iterator[Refusal]:
         if all((value or None) != (served or None) for served in values):
             yield Refusal(name, what if value is True else f"{what} ({name} {value})")
     yield from itertools.starmap(Refusal, _of_draft(server))
-    if server.weighs and server.candidates:
-        yield Refusal("candidates", "adaptive speculation with drafts that are drawn")
     if server.weighs and server.kind is not None and server.kind.each_step:
         yield Refusal("speculative_use_rejection_sampling", "several modules whose drafts are drawn")
     if server.weighs and server.settings.get("disaggregation_mode", "null") != "null":
         yield Refusal("disaggregation_mode", "drafts that are drawn, on two servers,")
     if server.candidates:
-        yield from (Refusal("candidates", f"adaptive speculation with {what}") for what in server.single)
+        beside = ["drafts that are drawn"] * (server.weighs is not None) + server.single
+        yield from (Refusal("candidates", f"adaptive speculation with {what}") for what in beside)
     if server.head_rows and server.ranks > 1:
         yield Refusal("head_rows", "a token map that names rows of a head of which each rank has a part")
     if server.budget:
