@@ -46,8 +46,11 @@ PROGRAMS |= {replace(own, program=True): own for own in NEAR}
 PROGRAMS |= {replace(own, program=True, samples=True, attention="fa3", page=16): own for own in NEAR}
 COMPARED = [(program, own) for program, own in PROGRAMS.items() if own.algorithm != "DSPARK" or not ON_GPU]
 """Under fa3, as on a GPU, SGLang's own step has a query less than a block of the second draft has tokens."""
-programs = pytest.mark.parametrize("variant", PROGRAMS, ids=str)
-every = pytest.mark.parametrize("variant", [*OWN, *PROGRAMS], ids=str)
+SHAPED = [replace(own, program=True, samples=True, shapes="3,2,1,0") for own in FAR]
+SHAPED += [replace(FAR[0], program=True, attention="fa3", page=16, shapes="3,1")]
+"""Programs of blocks of several sizes, which change at every step."""
+programs = pytest.mark.parametrize("variant", [*PROGRAMS, *SHAPED], ids=str)
+every = pytest.mark.parametrize("variant", [*OWN, *PROGRAMS, *SHAPED], ids=str)
 beside = pytest.mark.parametrize(("variant", "own"), PROGRAMS.items(), ids=str)
 
 
@@ -111,3 +114,12 @@ def test_requests_with_adapters_have_the_texts_that_they_have_without_speculatio
     all_accounted_for(served.state["specc_testing"])
     assert served.state["specc"]["served"] > 100
     assert served.state["specc"]["left"].keys() <= {"logprobs", "sampling"}
+
+
+@pytest.mark.parametrize("variant", SHAPED, ids=str)
+def test_steps_of_all_shapes_ran(variant: Variant, served: Served) -> None:
+    """And drafts are accepted in most of them, whatever the block of the step before was."""
+    steps = served.state["specc"]["served_by_shape"]
+    assert set(steps) == variant.changes_to
+    assert min(steps.values()) > 20
+    assert accept_length(served) > 1.3

@@ -20,7 +20,7 @@ PROGRAMS = [
 ]
 SEVERAL = [
     replace(HEAD, budget="2,3,all", shapes="4,2,0", samples=True),
-    replace(PROGRAMS[-1], budget="2,3,all"),
+    replace(PROGRAMS[-1], budget="2,3,all", shapes="3,2"),
 ]
 """Programs of several budgets, which change at every step."""
 PROGRAMS += SEVERAL

@@ -16,25 +16,9 @@ from .served_attention import CACHES, ROLES, STATES, ServedModel
 from .served_settings import NAMES, SETTINGS, WEIGHING, served_anyhow, served_under
 
 __all__ = [
-    "BACKENDS",
-    "CACHES",
-    "KINDS",
-    "KNOWN_BACKENDS",
-    "NAMES",
-    "NODES",
-    "ROLES",
-    "SETTINGS",
-    "STARTS_NONE",
-    "STATES",
-    "STEPS",
-    "TOPK",
-    "WEIGHING",
-    "KindOfDraft",
-    "ServedModel",
-    "backend_of",
-    "kind_of",
-    "served_anyhow",
-]
+    "BACKENDS", "CACHES", "KINDS", "KNOWN_BACKENDS", "NAMES", "NODES", "ROLES", "SETTINGS", "STARTS_NONE", "STATES",
+    "STEPS", "TOPK", "WEIGHING", "KindOfDraft", "ServedModel", "backend_of", "kind_of", "served_anyhow",
+]  # fmt: skip
 
 TESTED = ("0.5.22", "0.5.23")
 """The versions of SGLang that `make sglang` runs programs in."""
@@ -122,9 +106,10 @@ class Server:
         """What of this server has steps of one shape alone, in words; of each candidate SGLang has attention anew."""
         named = [] if self.candidates else [name for name in dict.fromkeys(self.attention.values()) if name in BACKENDS]
         beside = {"LoRA": self.adapters, "attention under data parallelism": self.groups > 1}
-        of_draft = [self.kind.several] if self.kind is not None and self.kind.several else []
         alone = [f"{name} attention" for name in named if not BACKENDS[name].shapes]
-        return [*alone, *(what for what, there in beside.items() if there), *of_draft]
+        planned = [name for name in named if self.kind and self.kind.blocks and BACKENDS[name].planned]
+        alone += [f"blocks under {name} attention" for name in planned]
+        return [*alone, *(what for what, there in beside.items() if there)]
 
 
 @dataclass(frozen=True)

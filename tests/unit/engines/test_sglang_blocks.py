@@ -201,7 +201,11 @@ def refused(draft: ServedModel | None = None, **facts: Any) -> list[str]:
 )
 def test_what_is_refused(facts: dict[str, Any], what: list[str]) -> None:
     assert refused(**facts) == what
-    assert Facts(kind=BLOCKS).single == ["blocks"]
+
+
+@pytest.mark.parametrize(("name", "what"), [("fa3", []), ("flashinfer", ["blocks under flashinfer attention"])])
+def test_what_has_blocks_of_one_size_alone(name: str, what: list[str]) -> None:
+    assert Facts(kind=BLOCKS, attention={"draft": name, "verify": name}).single == what
 
 
 @pytest.mark.parametrize(

@@ -140,11 +140,6 @@ class KindOfDraft:
         """Whether the draft has a forward for each step."""
         return not (self.blocks or self.model_less)
 
-    @property
-    def several(self) -> str:
-        """What of it has steps of one shape alone, in words; nothing where steps may be of several."""
-        return "blocks" if self.blocks else ""
-
     def of_target(self, architecture: str) -> bool:
         """Whether SGLang takes it by itself for a target of this class."""
         return bool(self.targets) and re.match(self.targets, architecture) is not None

@@ -36,8 +36,7 @@ def misfits(plans: Mapping[Any, Any], worker: Any) -> list[str]:
         server = replace(server, topk=max(shape.topk for shape in plans))
     server = replace(server, budget=any(shape.budget is not None for shape in plans))
     refused = [str(refusal) for refusal in refusals(server)]
-    forms = {shape[:3] for shape in plans}  # budgets alone make no other step of SGLang's
-    several = [f"several shapes are not served with {what}" for what in server.single] if len(forms) > 1 else ()
+    several = [f"several shapes are not served with {what}" for what in server.single] if len(plans) > 1 else ()
     differs = (
         *_arguments(plans, worker.kind, server.candidates),
         *several,

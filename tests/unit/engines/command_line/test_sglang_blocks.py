@@ -95,10 +95,14 @@ def test_a_program_drafts_all_of_a_block_that_is_corrected(
     assert resolved.draft is not None and resolved.draft.markov_rank == 256
 
 
-def test_blocks_have_several_budgets(folder: Path) -> None:
-    """Which are shapes of one form, whereas blocks of several sizes are refused."""
+def test_blocks_have_several_sizes_and_budgets(folder: Path) -> None:
+    """The server's own is the largest."""
     resolved = config(folder, blocks(), options=("--gpu", "h100", "--budget", "4,8,all"))
     assert [str(shape) for shape in resolved.shapes] == ["15b4", "15b8", "15"]
+    resolved = config(folder, blocks(), options=("--gpu", "h100", "--shapes", "15,7,3,0"))
+    assert [str(shape) for shape in resolved.shapes] == ["0", "3", "7", "15"]
+    result = run("--gpu", "h100", "--shapes", "7,3", "--", *words(blocks()))
+    assert "start the server with --speculative-num-draft-tokens 8" in result.stderr
 
 
 @pytest.mark.parametrize("name", [BLOCK, NODES])
@@ -148,7 +152,6 @@ def test_what_check_says_of_blocks(folder: Path) -> None:
             {"--tp-size": "2"},
             "--logits sharded with a draft that the target's head scores",
         ),
-        ("h100", ("--shapes", "15,3"), {}, "--shapes with blocks"),
         ("b200", (), {}, "fa4 attention over blocks (draft) is not served"),
         ("cpu", (), {}, "DFLASH on a CPU is not served"),
         ("cpu", (), corrected(), "DSPARK on a CPU is not served"),
