@@ -231,7 +231,7 @@ class TargetEngine:
             flat = value.new_full((tokens.numel() + 1, value.shape[-1]), float("nan"))
             flat[place.flatten()] = value.flatten(0, 1)
             flat[-1] = float("nan")
-            setattr(given, name, flat[:-1].view(*tokens.shape, -1))
+            setattr(given, name, flat[:-1].view(*tokens.shape, value.shape[-1]))
         return given
 
     def forward_prefill_target(self, *, rows: Tensor, seq_lens: Tensor, capture: str) -> SimpleNamespace:

@@ -30,7 +30,7 @@ ROTATED = {"step": "rotated", "tables": {"carry": TABLES}}
 BLOCKS = {"step": "rotated", "tables": {"slots": "block_table"}, "page_size": 4, "overlap": False}
 SHAPES += [*((name, ROTATED) for name in names()), ("EAGLE", BLOCKS), ("NGRAM", BLOCKS)]
 SHAPES += [("EAGLE", SAMPLED), ("STANDALONE", TREE | SAMPLED), ("EAGLE", {"verify": "block"})]
-SHAPES += [("EAGLE", {"draft": {"head": "fp8"}})]
+SHAPES += [("EAGLE", {"draft": {"head": "fp8"}}), ("EAGLE", {"budget": 2, "verify": "rejection"})]
 MODELS: dict[str, dict[str, Any]] = {
     "STANDALONE": {"draft": {"hidden_size": 32}},
     "EAGLE3": {"draft": {"hidden_size": 32, "target_hidden_size": 64}},
@@ -45,7 +45,8 @@ MODELS: dict[str, dict[str, Any]] = {
 
 def configuration(algorithm: str, shape: dict[str, Any]) -> LoadedConfig:
     """A small one."""
-    outputs = ["accept_index", "logprobs", *([] if "step" in shape else ["hidden_states"])]
+    outputs = [] if "budget" in shape else ["accept_index", "logprobs"]
+    outputs += [] if "step" in shape else ["hidden_states"]
     return load(algorithm, max_requests=6, outputs=outputs, **MODELS.get(algorithm, {}), **shape)
 
 

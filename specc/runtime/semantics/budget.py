@@ -49,7 +49,7 @@ def budget_judged(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Masses f32[B, ..., 3] of drafts from `column` on, tokens i64[B, n] -> the same; of no token a row without any."""
     mass, tokens = operands
     first = 1 + int(attrs["column"])
-    there = (tokens[:, first : first + mass[0].numel() // 3] >= 0).view(mass.shape[:-1])
+    there = (tokens[:, first : first + mass.shape[1:-1].numel()] >= 0).view(mass.shape[:-1])
     return (torch.where(there[..., None], mass, mass.new_tensor([-torch.inf, 1.0, 0.0])),)
 
 
