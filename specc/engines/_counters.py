@@ -67,6 +67,20 @@ class Verified:
                 ("accepted_tokens_per_pos", "Tokens that were accepted at a place, the first is 0.", ("position",)),
             )
         )
+        self._rows, self._saved = (
+            _once(client, "Counter", f"specc:rows_{name}", about, ("program", "shape"))
+            for name, about in (
+                ("verified", "Rows of requests that the target has read."),
+                ("saved", "Rows that it would have read besides, if it had read all that was drafted."),
+            )
+        )
+
+    def read(self, shape: Any, requests: int, size: int) -> None:
+        """A step of a shape of so many requests, in a bucket of that size, whose padding leaves them its rows."""
+        every, labels = requests * shape.num_nodes, (self._name, str(shape))
+        rows = min(size * shape.rows, every)
+        self._rows.labels(*labels).inc(rows)
+        self._saved.labels(*labels).inc(every - rows)
 
     def count(self, shape: Any, lengths: Sequence[int]) -> None:
         """A step of a shape that emitted so many tokens of every request: its accepted drafts, and one token more."""

@@ -141,8 +141,12 @@ class Steps:
         self._parts.padding.say(len(lengths))
         self._parts.adapters.say(adapters or [None] * len(lengths), shape.num_nodes)
         if self._attention[shape].plans:
-            size = self._plans[shape].bucket(len(lengths)) if self._pads else len(lengths)
+            size = self._size(shape, len(lengths))
             self._attention[shape].plan(size, [*lengths, *[0] * (size - len(lengths))])
+
+    def _size(self, shape: Any, rows: int) -> int:
+        """How many rows a step of so many requests has, those of padding too."""
+        return self._plans[shape].bucket(rows) if self._pads else rows
 
     def _measure(self) -> StepTimes:
         """How long steps take whose rows are all padding, with as much work as if they were none."""
@@ -185,7 +189,7 @@ class Steps:
         here = self._package.Batch(batch.req_pool_indices)
         most = 0 if self.lockstep is None else self.lockstep.rows
         decoded = step.decode(here, at_least=most, on_commit=self.published.saying(publish))
-        self.tally.serve(shape, rows, self.shapes.expected)
+        self.tally.serve(shape, rows, self._size(shape, rows), self.shapes.expected)
         host = decoded.start_copy().tensors
         ends = decoded.new_seq_lens
         return SglangResult(
@@ -203,14 +207,12 @@ class Steps:
             new_seq_lens=ends.clone() if publish is None else ends,
         )
 
-    def _observe(self, shape: Any, host: Mapping[str, Tensor], places: Sequence[int]) -> None:
+    def _observe(self, shape: Any, host: Mapping[str, Tensor], places: list[int]) -> None:
         """Take note of what a step of a shape has emitted of requests at these places, and of what it expects."""
-        emitted = host["accept_lens"].tolist()
-        lengths = [emitted[place] for place in places]
+        lengths = host["accept_lens"][places].tolist()
         self.shapes.observe(shape, lengths)
         if EXPECTED in host:
-            expected = host[EXPECTED].tolist()
-            self.shapes.expect(shape, [expected[place] for place in places])
+            self.shapes.expect(shape, host[EXPECTED][places].tolist())
         self.tally.verify(shape, lengths)
 
     def retire(self, reason: str) -> None:

@@ -7,10 +7,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
+
+from specc.engines._counters import Verified
+from specc.runtime.plan.shape import Shape
+
+EVERY, BUDGET = Shape(5, 1, 6), Shape(5, 1, 6, 3)
 
 SCRIPT = """
 import json, sys, types, warnings
@@ -55,3 +61,16 @@ def test_steps_are_counted_by_who_ran_them_and_why(engine: str, files: bool, tmp
         ("specc:program_active", "counted", "", "", "", "1+p1", "none"): 0,
         ("specc:program_active", "counted", "", "", "", "1+p1", "drafts"): 1,
     }
+
+
+def test_rows_are_counted_that_a_budget_leaves_and_spares() -> None:
+    """Padding leaves its share of a bucket's rows to requests, which have no more of them than nodes."""
+    verified = Verified(SimpleNamespace(__name__="of_rows"))
+    for shape, requests, size in ((BUDGET, 5, 8), (BUDGET, 2, 2), (BUDGET, 1, 8), (EVERY, 5, 8)):
+        verified.read(shape, requests, size)
+
+    def counted(name: str, shape: Shape) -> float | None:
+        return REGISTRY.get_sample_value(f"specc:rows_{name}_total", {"program": "of_rows", "shape": str(shape)})
+
+    assert (counted("verified", BUDGET), counted("saved", BUDGET)) == (24 + 6 + 6, 6 + 6 + 0)
+    assert (counted("verified", EVERY), counted("saved", EVERY)) == (30, 0)

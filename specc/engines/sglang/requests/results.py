@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ class SglangResult(GenerationBatchResult):
 
     health: Tensor | None = None
     faults: Callable[[int], tuple[str, ...]] | None = None
-    verified: Callable[[Sequence[int]], None] | None = None
+    verified: Callable[[list[int]], None] | None = None
 
 
 def scores(batch: Any, host: Mapping[str, Tensor]) -> LogitsProcessorOutput:

@@ -34,12 +34,17 @@ class Tally:
             self._counters.active(captured)
             self._verified = Verified(package)
 
-    def serve(self, shape: Any, requests: int, expected: float | None) -> None:
-        """Take note of a step of the program's of so many requests; `expected`: tokens a second that it promises."""
+    def serve(self, shape: Any, requests: int, size: int, expected: float | None) -> None:
+        """Take note of a step of the program's of so many requests, in a batch of that size with its padding.
+
+        `expected`: tokens a second that it promises.
+        """
         self.served[shape] += 1
         self.idle += not requests
         if self._counters is not None:
             self._counters.count(shape, expected)
+        if self._verified is not None:
+            self._verified.read(shape, requests, size)
 
     def leave(self, reason: str) -> None:
         """Take note of a decode step that SGLang runs."""
