@@ -97,7 +97,8 @@ def tree_product(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """
     rows, bonus, p, index = operands
     chosen = [_product(p[b].cpu(), dims["N"]) for b in range(len(rows))]
-    place, rank, parent = (torch.tensor(part, device=rows.device) for part in zip(*chosen, strict=True))
+    nodes = torch.tensor(chosen, dtype=torch.int64, device=rows.device).view(len(rows), 3, dims["N"])
+    place, rank, parent = nodes.unbind(1)
     picked = index[torch.arange(len(rows), device=rows.device)[:, None], place.clamp(min=0), rank]
     padding = rows == 0
     tokens = torch.where(place < 0, bonus.to(torch.int64)[:, None], picked)
