@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from specc.compiler.ir.core import Module, Op, tensor_type
@@ -58,11 +59,12 @@ class Part(Composed):
         block = max(256, min(self.tile, power_of_two(chunk)))
         return [("CHUNKS", chunks), ("CHUNK", chunk), ("PROGRAMS", self.programs(module, reduction)), ("BLOCK", block)]
 
-    def grid(self, module: Module, cluster: Cluster, batch: int) -> tuple[int, int, int]:
+    def grids(self, module: Module, cluster: Cluster, batches: Sequence[int]) -> list[tuple[int, int, int]]:
         """A row's programs, whatever the batch: their number decides no sum, but it is a constant of the kernel."""
         reduction = self.reduction(cluster)
         assert reduction is not None
-        return batch, vocabulary.rows_of(module, reduction) * self.programs(module, reduction), 1
+        programs = vocabulary.rows_of(module, reduction) * self.programs(module, reduction)
+        return [(batch, programs, 1) for batch in batches]
 
     def split_costs(self, module: Module, cluster: Cluster, batch: int) -> dict[int, int]:
         """Nothing: the order of a sum leaves no choice."""

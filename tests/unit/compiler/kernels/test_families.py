@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 import pytest
-from programs import ROOT, compile_to, load
+from programs import ROOT, compile_to, load, planned
 
 from specc.compiler.driver.build import build_program
 from specc.compiler.ir.core import Module, is_state
@@ -21,7 +21,7 @@ from specc.compiler.kernels.formed import specs
 from specc.compiler.kernels.writing.family import CAPACITY, MAX_SPLITS, cluster_of, nbytes
 from specc.compiler.kernels.writing.traffic import traffic
 from specc.compiler.kernels.writing.vocabulary import block, most_splits, rows_of, splits
-from specc.runtime.plan.nodes import KINDS
+from specc.runtime.plan.nodes import KINDS, Launch
 from specc.runtime.plan.plan import Buffer
 
 TREE: dict[str, Any] = {"topk": 4, "num_draft_tokens": 9}
@@ -40,6 +40,8 @@ VARIANTS: list[dict[str, Any]] = [
     {"algorithm": "MULTI_LAYER_EAGLE"},
     {"algorithm": "DFLASH"},
     {"algorithm": "NGRAM", **TREE},
+    {"algorithm": "EAGLE", "logits": "sharded", "tensor_parallel": 2},
+    {"algorithm": "EAGLE", **TREE, "logits": "sharded", "tensor_parallel": 2},
 ]
 IDS = ["-".join(str(value) for value in variant.values()) for variant in VARIANTS]
 
@@ -74,7 +76,7 @@ def test_every_op_is_covered_once(module: Module) -> None:
     clusters = [cluster_of(module, kernel.name) for kernel in module.decls_of(Kernel)]
     covered = Counter(op for cluster in clusters for op in cluster)
     assert set(covered.values()) == {1}
-    assert set(covered) == {op for op in module.ops() if not is_external(op)}
+    assert set(covered) == {op for op in module.ops() if not is_external(op) and op.opcode != "comm.gather"}
     composed = [op for op in covered if not op.opcode.startswith("kv.")]
     assert all(not is_state(value) for op in composed for value in op.operands)
 
@@ -94,12 +96,28 @@ def test_specs_are_those_of_the_module_as_it_is() -> None:
 
 
 def test_grids_start_with_the_batch(module: Module) -> None:
+    """All of a bucket list at once, as they are planned, are those of each by itself."""
+    batches = (1, 3, 64)
     for kernel in module.decls_of(Kernel):
-        for batch in (1, 3, 64):
-            grid = FAMILIES[kernel.family].grid(module, cluster_of(module, kernel.name), batch)
-            assert grid[0] == batch
-            assert grid[1] >= 1
-            assert grid[2] == 1
+        family, cluster = FAMILIES[kernel.family], cluster_of(module, kernel.name)
+        grids = family.grids(module, cluster, batches)
+        assert grids == [family.grid(module, cluster, batch) for batch in batches]
+        assert [grid[0] for grid in grids] == [*batches]
+        assert all(grid[1] >= 1 and grid[2] == 1 for grid in grids)
+
+
+@pytest.mark.parametrize("shape", [{}, TREE, {"algorithm": "STANDALONE", "buckets": [1, 64]}])
+def test_programs_of_a_shard_are_those_that_its_kernel_counts_on(shape: dict[str, Any]) -> None:
+    """In every bucket of the plan: a program that lacks leaves a row of the record unwritten."""
+    (plan,) = planned(**shape, logits="sharded", tensor_parallel=2)
+    nodes = [node for node in plan.nodes() if isinstance(node, Launch)]
+    parts = [node for node in nodes if plan.kernels[node.kernel].family in ("argmax_part", "topk_part")]
+    assert parts
+    for node in parts:
+        (call,) = [call for call in node.ops if call.op in ("vocab.argmax_part", "vocab.topk_part")]
+        _, _, *axes, _ = plan.values[call.results[0]].axes
+        programs = plan.kernels[node.kernel].constants["PROGRAMS"]
+        assert {grid[1] for grid in node.grid.values()} == {prod(map(plan.size, axes)) * programs}
 
 
 def test_specs(module: Module) -> None:
