@@ -57,7 +57,8 @@ def options(rng: random.Random) -> str:
     if wrong := rng.random() < 0.6:
         name, default = rng.choice([*known.items()])
         more = [f"{name}={rng.choice([*FLAGS, *NUMBERS])}" for _ in range(2)]
-        other = [f"{name}={word}" for word in WORDS if type(default) is not str or word not in ("", "f32x")]
+        taken = {str: ("", "f32x"), int: ("1",)}.get(type(default), ())
+        other = [f"{name}={word}" for word in WORDS if word not in taken]
         strange = [name, f"{name.replace('-', '_')}_={FLAGS[0]}", "x=1", "=1", "{}"]
         pairs = [pair for pair in pairs if not pair.startswith(f"{name}=")]
         pairs += rng.choice([more, [rng.choice(other)], [rng.choice(strange)]])

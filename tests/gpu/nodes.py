@@ -190,7 +190,10 @@ class Pair:
 
 
 def inexact(ops: Sequence[OpCall]) -> set[str]:
-    """Values and pools of a node that depend on a sum over a vocabulary, or a logarithm; indices are exact."""
+    """Values and pools of a node that depend on a sum over a vocabulary, or a table's row, or a logarithm.
+
+    Indices are exact.
+    """
     dependent: set[str] = set()
     for call in ops:
         if call.op in (
@@ -200,6 +203,7 @@ def inexact(ops: Sequence[OpCall]) -> set[str]:
             "sample.top_p",
             "sample.min_p",
             "sample.mass",
+            "lattice.row",
         ):
             dependent.add(call.results[0])
         elif call.op in ("vocab.best", "vocab.best_path", "sample.residual"):
