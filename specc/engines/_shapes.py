@@ -101,8 +101,8 @@ class Shapes:
 
     def expect(self, shape: Any, expected_tokens: Sequence[Sequence[float]]) -> None:
         """Take note of what a step of a shape expects of each request, its output `EXPECTED`, where that counts."""
-        if hasattr(self._policy, "expect"):
-            self._policy.expect(shape, expected_tokens)
+        if (told := getattr(self._policy, "expect", None)) is not None:
+            told(shape, expected_tokens)
 
 
 class Followed:

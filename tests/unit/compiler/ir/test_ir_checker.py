@@ -173,6 +173,12 @@ def test_reading_before_overwriting_is_fine() -> None:
     assert problems(in_phase(*lines) + "\noutput q = %q") == []
 
 
+def test_an_axis_as_long_as_an_engine_says_holds_any_index() -> None:
+    inputs = "input %t : i64[B, C]\ninput %k : i64[B, K]\n"
+    for column in (0, 511):
+        assert problems(inputs + in_phase(f"%u = chain.append(%t, %k) {{column = {column}}} : i64[B, C]")) == []
+
+
 def test_one_state_per_entry() -> None:
     """Prefill and step each thread the engine's KV from its own start."""
     prefill = in_phase(f"%a, %s = model.prefill_target(%rows, %lens, %kv) {FORWARD}", phase="prefill")
