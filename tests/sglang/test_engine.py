@@ -110,7 +110,8 @@ def test_logprobs_are_those_without_speculation(variant: Variant, served: Served
 
 @speculating
 def test_drafts_are_accepted(variant: Variant, served: Served) -> None:
-    least = 1.2 if variant.changes_to else LEAST_ACCEPTED  # some steps draft nothing
+    """Some steps of several shapes draft nothing; how many of SGLang's own choice hangs on how fast requests come."""
+    least = 1.1 if variant.adaptive else 1.2 if variant.changes_to else LEAST_ACCEPTED
     assert accept_length(served) > least
 
 
