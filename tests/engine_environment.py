@@ -6,6 +6,7 @@ Imports the standard library only.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import hashlib
 import json
 import os
@@ -86,16 +87,18 @@ class Environment:
         return done.stdout
 
     def make(self, about: str, wanted: str, fill: Callable[[], Mapping[str, str]]) -> None:
-        """The command that makes it, unless it is there and of the digest `wanted`.
+        """The command that makes it, unless it is there and of the digest `wanted`; it waits for whoever does so.
 
         `fill` installs what belongs into an empty one, tries it, and returns the versions.
         """
         parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
         parser.add_argument("--force", action="store_true", help="make it anew")
         given = parser.parse_args()
-        if self.found() == wanted and not given.force:
-            print(f"{self.folder} is there: {self.ready.read_text().strip()}")
-            return
-        self.create()
-        self.ready.write_text(json.dumps({**fill(), "digest": wanted}) + "\n", encoding="utf-8")
-        print(f"made {self.folder}: {self.ready.read_text().strip()}")
+        with self.folder.with_name(f"{self.folder.name}-lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # tests that run beside each other want one environment
+            if self.found() == wanted and not given.force:
+                print(f"{self.folder} is there: {self.ready.read_text().strip()}")
+                return
+            self.create()
+            self.ready.write_text(json.dumps({**fill(), "digest": wanted}) + "\n", encoding="utf-8")
+            print(f"made {self.folder}: {self.ready.read_text().strip()}")
