@@ -174,8 +174,7 @@ def biased_scores(head: DsparkHead, rows: Tensor, before: Tensor) -> Tensor:
 def selected(head: Dflash2Head, rows: Tensor, before: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
     """The candidates i64[B, n, k] of places with scores T[B, n, V], and the selector's scores of these behind tokens.
 
-    What a program takes in place of a score is its logarithm of the probability: a place's scores differ from those
-    by one number.
+    A program takes the logarithm of a probability in place of a score. Both differ by one number, the same for a place.
     """
     candidates = scores.topk(head.config.dflash_config["selector_top_k"]).indices
     return candidates, (scores + head.candidate_selector(rows, before)).gather(-1, candidates)

@@ -75,12 +75,10 @@ def _recognises(pair: Pair) -> Fit | None:
     """A block drafter by its class or its own block of keys; its blocks hold the root and a place for every step."""
     if (draft := pair.draft) is None:
         return None
-    head, marked = KIND.named(draft.classes), draft.content.get(MARK) == "dflash"
-    if head is None and not marked and (draft.language_model is None or not draft.block("dflash_config")):
+    sign, size = KIND.sign(draft.classes, draft.content), draft.number("block_size")
+    if sign is None and (draft.language_model is None or not draft.block("dflash_config")):
         return None
-    size = draft.number("block_size")
-    by_class = f"the draft's class is {head}" if head else "the draft has a dflash_config"
-    why = f"the draft's {MARK} is dflash" if marked else by_class
+    why = sign or "the draft has a dflash_config"
     return Fit(f"{why}, with blocks of {size}", size - 1) if size is not None and size > 1 else Fit(why)
 
 

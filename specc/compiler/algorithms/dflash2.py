@@ -96,10 +96,9 @@ KIND = DraftKind(
 def _recognises(pair: Pair) -> Fit | None:
     """A block drafter of a class with a selector; its blocks hold the root and a place for every step."""
     draft = pair.draft
-    if draft is None or (head := KIND.named(draft.classes)) is None:
+    if draft is None or (why := KIND.sign(draft.classes, draft.content)) is None:
         return None
     size = draft.number("block_size")
-    why = f"the draft's class is {head}"
     return Fit(f"{why}, with blocks of {size}", size - 1) if size is not None and size > 1 else Fit(why)
 
 

@@ -72,13 +72,12 @@ def _recognises(pair: Pair) -> Fit | None:
     draft = pair.draft
     if draft is None or not (rank := draft.number("markov_rank")):
         return None
-    head, size, marked = KIND.named(draft.classes), draft.number("block_size"), MARK in draft.content
-    if head is None and not marked and (draft.language_model is None or size is None):
+    sign, size = KIND.sign(draft.classes, draft.content), draft.number("block_size")
+    if sign is None and (draft.language_model is None or size is None):
         return None
-    if marked and size and not draft.content.get("sample_from_anchor"):
+    if MARK in draft.content and size and not draft.content.get("sample_from_anchor"):
         size -= 1
-    by_class = f"the draft's class is {head}" if head else f"the draft has a markov_rank of {rank}"
-    why = f"the draft's {MARK} is dspark" if marked else by_class
+    why = sign or f"the draft has a markov_rank of {rank}"
     return Fit(f"{why}, with {size} drafts in a block", size) if size is not None and size > 0 else Fit(why)
 
 

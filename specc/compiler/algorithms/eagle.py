@@ -35,8 +35,8 @@ def _recognises(pair: Pair) -> Fit | None:
         return Fit(f"'{modules.written}' has one module of multi-token prediction, which runs at every step")
     if draft is None or modules is not None:
         return None
-    if head := KIND.named(draft.classes):
-        return Fit(f"the draft's class is {head}")
+    if why := KIND.sign(draft.classes, draft.content):
+        return Fit(why)
     if draft.plain and pair.one_layer_as_wide:
         return Fit("the draft is one layer, as wide as the target, which a language model is not")
     return None

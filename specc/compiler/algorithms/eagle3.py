@@ -41,10 +41,8 @@ def _recognises(pair: Pair) -> Fit | None:
     """A head by its class, or by the keys that heads of this kind have."""
     if (draft := pair.draft) is None:
         return None
-    if head := KIND.named(draft.classes):
-        return Fit(f"the draft's class is {head}")
-    if draft.content.get(MARK) == "eagle3":
-        return Fit(f"the draft's {MARK} is eagle3")
+    if why := KIND.sign(draft.classes, draft.content):
+        return Fit(why)
     if draft.language_model is None or draft.block("dflash_config"):  # another head
         return None
     if "eagle_aux_hidden_state_layer_ids" in draft.block("eagle_config"):

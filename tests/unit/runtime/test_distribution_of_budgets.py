@@ -1,6 +1,6 @@
 """Texts are distributed as the target's where it has rows for some of the drafts that were drawn, others in every step.
 
-What was drawn may not decide whether it is judged, and what is not judged takes nothing away: both are planted here.
+A draft may not decide whether it is judged, and one that is not judged takes nothing away: both are planted here.
 """
 
 from __future__ import annotations

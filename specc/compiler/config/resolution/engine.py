@@ -82,11 +82,10 @@ def _unsupported(written: Written, preset: Preset, algorithm: str | None) -> Fin
     if verify not in preset.verifies and written.sound("verify"):
         served = " or ".join(preset.verifies)
         yield _conflict(written, preset, ("verify",), f"verify is {served}", served)
-    for shape in written_shapes(written.file) if not preset.budgets else ():
-        if shape.budgets:
-            at = written.places.key(*shape.path, "budget")
-            yield _refuse(written, preset, "a budget of rows is not served", at, "leave it out")
-            break
+    limited = next((shape for shape in written_shapes(written.file) if shape.budgets), None)
+    if limited is not None and not preset.budgets:
+        at = written.places.key(*limited.path, "budget")
+        yield _refuse(written, preset, "a budget of rows is not served", at, "leave it out")
     for parameter, at in written.entries("sampling"):
         if parameter in preset.missing_sampling:
             yield _refuse(written, preset, f"sampling by '{parameter}' is not served", at, "leave it out")

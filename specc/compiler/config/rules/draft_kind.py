@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from specc.compiler.config.models.attributes import PARTS
+from specc.compiler.support.speculators import MARK
 
 Values = tuple[object, ...]
 """Values of a key that an algorithm knows; none for any."""
@@ -48,6 +49,13 @@ class DraftKind:
     def named(self, names: tuple[str, ...]) -> str | None:
         """Return the first of the names of ``architectures`` that is a class of this kind."""
         return next((name for name in names if name in self.classes), None)
+
+    def sign(self, names: tuple[str, ...], content: Mapping[str, Any]) -> str | None:
+        """Return what says that a draft is of this kind, in words: its class, or its type in speculators' format."""
+        if (head := self.named(names)) is not None:
+            return f"the draft's class is {head}"
+        kind = content.get(MARK)
+        return f"the draft's {MARK} is {kind}" if kind in self.keys.get(MARK, ()) else None
 
     def unknown(self, content: Mapping[str, Any]) -> list[str]:
         """Return the keys of a config.json that speak of drafting and are not of this kind, with their values."""

@@ -85,7 +85,7 @@ def packed(text: Text, reduction: Op, cluster: Cluster) -> tuple[str, ...]:
 def scanned(text: Text, reduction: Op, cluster: Cluster) -> tuple[str, str, str, tuple[int, ...]]:
     """What a scan takes: a prologue's function and operands, the logits' memory, and the partial results' sizes.
 
-    Of a scan that chooses its rows itself, ``most`` of them, the memory is that of `stored_logits`.
+    The memory is that of `stored_logits` where a scan chooses its rows itself, ``most`` of them.
     """
     function, operands = prologue(text, reduction, cluster)
     batch, *axes, _ = tensor_type(reduction["logits"]).sizes(text.module.dims)

@@ -164,7 +164,7 @@ def test_only_a_flag_says_that_no_layer_is_read(load: Load, model: Model, said: 
 
 
 def test_a_draft_among_the_target_s_weights_is_of_blocks(load: Load, model: Model) -> None:
-    """Whoever drafts with the whole of such a target has all layers of it."""
+    """A draft that is the whole of such a target has all layers of it."""
     bundled = {"dspark_block_size": 3, "dspark_markov_rank": 8, "dspark_target_layer_ids": [1, 2]}
     model(**LLAMA, **bundled)
     own = EAGLE3.replace("  model: d", "  model: m")

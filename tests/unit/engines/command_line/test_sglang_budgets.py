@@ -42,7 +42,7 @@ def test_a_budget_of_as_many_rows_as_are_drafted_is_none() -> None:
 
 
 def test_several_budgets_are_shapes(tmp_path: Path) -> None:
-    """Of the server's own number of drafts, or of chains with fewer as well."""
+    """They have the server's own number of drafts, or are of chains with fewer as well."""
     resolved = config(tmp_path, HEAD, options=("--budget", "2,3,all"))
     assert [str(shape) for shape in resolved.shapes] == ["3b2", "3b3", "3"]
     assert 'budget: [2, 3, "all"] # --budget' in run("--budget", "2,3,all", "--", *words(HEAD)).stdout
