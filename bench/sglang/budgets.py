@@ -28,10 +28,10 @@ import torch
 from compare import Result, Session, numbers, say
 from report import machine
 from torch import Tensor
-from variant import Variant
 from variants import BUDGETED
 
-OWN = "stock"
+OWN = compare.SIDES[:1]
+"""The side of SGLang's own steps, which every server has."""
 DRAWS = 400
 """Batches of requests that are drawn for each number of tokens."""
 GRID = [NormalDist().inv_cdf((number + 0.5) / 999) for number in range(999)]
@@ -110,12 +110,11 @@ def sizes(side: str) -> tuple[int, int]:
 def run(session: Session, family: Family) -> None:
     """Start its servers, one after the other."""
     for variant in map(BUDGETED.__getitem__, (family.program, *family.own)):
-        if "error" in compare.left_in(path(session, variant)):
+        if "error" in session.result(variant, OWN):
             program = session.programs / variant.program if variant.program else None
-            job = compare.make_job(session, variant, [OWN, *shapes_of(program)], None)
-            path(session, variant).with_suffix(".job").write_text(json.dumps(job))
-            settings = compare.environment(session, variant, program, "")
-            compare.run_job(session, variant.name, "one.py", path(session, variant).with_suffix(".job"), settings)
+            job = session.path(variant, OWN, "job")
+            job.write_text(json.dumps(compare.make_job(session, variant, [*OWN, *shapes_of(program)], None)))
+            compare.run_job(session, variant.name, "one.py", job, compare.environment(session, variant, program, ""))
 
 
 def shapes_of(program: Path | None) -> list[str]:
@@ -123,18 +122,14 @@ def shapes_of(program: Path | None) -> list[str]:
     return list(json.loads((program / program.name / "manifest.json").read_text())["plans"]) if program else []
 
 
-def path(session: Session, variant: Variant) -> Path:
-    """What a variant's server leaves."""
-    return session.out / "runs" / f"{variant.name}.json"
-
-
 def milliseconds(session: Session, family: Family) -> Iterator[tuple[bool, str, str, float]]:
     """Of every side whether it is the program's, its name, prompt and batch, and the time of a step."""
     for variant in map(BUDGETED.__getitem__, (family.program, *family.own)):
-        for side, points in compare.left_in(path(session, variant)).items():
+        for side, points in session.result(variant, OWN).items():
             for point, rate in points.items() if isinstance(points, dict) else ():
                 if isinstance(rate, dict) and "ms_per_step" in rate:
-                    yield side != OWN, str(variant.shape[0]) if side == OWN else side, point, rate["ms_per_step"]
+                    mine = side not in OWN
+                    yield mine, side if mine else str(variant.shape[0]), point, rate["ms_per_step"]
 
 
 def report(session: Session, names: Iterable[str], spreads: Iterable[float]) -> Result:

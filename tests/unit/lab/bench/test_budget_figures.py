@@ -53,11 +53,13 @@ def test_a_report_judges_the_best_of_both(tmp_path):
 
     def left(variant, **sides):
         points = {name: {"1024x8": {"ms_per_step": ms}} for name, ms in sides.items()}
-        budgets.path(session, BUDGETED[variant]).write_text(json.dumps({"up_s": 3.0, "server": {}} | points))
+        session.path(BUDGETED[variant], budgets.OWN, "json").write_text(
+            json.dumps({"up_s": 3.0, "server": {}} | points)
+        )
 
     left(family.program, stock=12.0, **{"3": 11.0, "3b2": 6.0})
     left("budget8_chain1", stock=8.0)
-    budgets.path(session, BUDGETED["budget8_nospec"]).write_text(json.dumps({"error": "not run"}))
+    session.path(BUDGETED["budget8_nospec"], budgets.OWN, "json").write_text(json.dumps({"error": "not run"}))
     made = budgets.report(session, ["eagle3"], [0.0])
     assert made["families"]["eagle3"]["points"] == {
         "1024x8": {"program": {"3": 11.0, "3b2": 6.0}, "SGLang": {"3": 12.0, "1": 8.0}}
