@@ -2,8 +2,8 @@
 
     python tests/triton_versions.py 3.6.0 3.9.0 [--quick]
 
-Each release is put into a folder of its own, before what is installed. --quick builds a chain and a tree for two kinds
-of GPU, and tests some kernels, those of `make test`. Ends with exit code 1 where anything fails.
+Each release is put into a folder of its own, before what is installed. --quick builds two chains and a tree for two
+kinds of GPU, and tests some kernels, those of `make test`. Ends with exit code 1 where anything fails.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "triton"
 RANDOM = "random-qwen3-chain"
 """The example whose models a script makes."""
-QUICK = ("eagle-chain-budget", "eagle-tree")
+QUICK = ("eagle-chain-budget", "eagle-tree", "dflash2-chain")
 QUICK_TESTS = ("test_prepare.py", "test_vocab.py", "test_tree.py", "test_frontiers.py", "test_carry.py")
 
 

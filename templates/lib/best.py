@@ -15,6 +15,8 @@ NO_ORDER = tl.constexpr(-(2**31))
 NO_KEY = tl.constexpr(-(2**63))
 LEAST_KEY = tl.constexpr((-(2**31) + 1) << 32)
 """Below every element, above what is none."""
+PAIRS = tl.constexpr(1024)
+"""Pairs of keys that are compared at once: eight a thread of four warps."""
 
 
 @triton.jit
@@ -71,15 +73,25 @@ def best_of_slices(order, place, K: tl.constexpr):
 
 @triton.jit
 def ranked(order, place, K: tl.constexpr):
-    """The first K lanes of i32[SLICES, LANES] as keys i64[SLICES * KP], and the rank i32 of each, all different."""
+    """The first K lanes of i32[SLICES, LANES] as keys i64[SLICES * KP], and the rank i32 of each, all different.
+
+    As many keys are compared with all others at once as a program of four warps has registers for.
+    """
     KP: tl.constexpr = triton.next_power_of_2(K)
     SLICES: tl.constexpr = order.shape[0]
     LANES: tl.constexpr = order.shape[1]
-    member = tl.arange(0, SLICES * KP)
-    at = member // KP * LANES + member % KP
-    key = tl.gather(tl.reshape(joined(order, place), [SLICES * LANES]), at, 0)
-    first = (key[None, :] == key[:, None]) & (member[None, :] < member[:, None])
-    return key, tl.sum(((key[None, :] > key[:, None]) | first).to(tl.int32), axis=1)
+    KEYS: tl.constexpr = SLICES * KP
+    OTHERS: tl.constexpr = min(KEYS, max(KP, PAIRS // KEYS))
+    keys = tl.reshape(joined(order, place), [SLICES * LANES])
+    member = tl.arange(0, KEYS)
+    key = tl.gather(keys, member // KP * LANES + member % KP, 0)
+    rank = tl.zeros([KEYS], tl.int32)
+    for start in range(0, KEYS, OTHERS):
+        at = start + tl.arange(0, OTHERS)
+        other = tl.gather(keys, at // KP * LANES + at % KP, 0)
+        first = (other[None, :] == key[:, None]) & (at[None, :] < member[:, None])
+        rank += tl.sum(((other[None, :] > key[:, None]) | first).to(tl.int32), axis=1)
+    return key, rank
 
 
 @triton.jit

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from specc.compiler.ir.core import Op, tensor_type
+from specc.compiler.ir.core import Module, Op, tensor_type
 from specc.compiler.kernels.writing import vocabulary
 from specc.compiler.kernels.writing.compose import Composed
 from specc.compiler.kernels.writing.family import Cluster
 from specc.compiler.kernels.writing.writer import Text
+
+_MANY = 8
+"""Of more best tokens a row's programs have so many keys that there are three on a multiprocessor, and not four."""
 
 
 class Topk(Composed):
@@ -15,6 +18,11 @@ class Topk(Composed):
     stem = "topk"
     reduces = "vocab.topk"
     cost = vocabulary.Cost(tail=3 * 2048, wave=132)  # it computes: one program on each multiprocessor
+
+    def registers(self, module: Module, reduction: Op | None) -> int:
+        """See `Composed.registers`: Triton 3.6 takes half as many again as 3.7."""
+        many = reduction is not None and vocabulary.ranked(module, reduction) > _MANY
+        return 168 if many else super().registers(module, reduction)
 
     def scan(self, text: Text, reduction: Op, cluster: Cluster) -> str:
         """See `Composed.scan`."""

@@ -76,6 +76,10 @@ class Composed(Family):
     def scan(self, text: Text, reduction: Op, cluster: Cluster) -> str:
         """Write how partial results are combined into the body; the statement that scans a chunk of a row."""
 
+    def registers(self, module: Module, reduction: Op | None) -> int:
+        """Most registers of a thread: see `Spec`."""
+        return Spec.registers
+
     def makes(self, op: Op, reduction: Op) -> bool:
         """Whether the scan of a reduction can make a sum, an op that it ``joins``, besides."""
         return False
@@ -122,7 +126,9 @@ class Composed(Family):
         tiles = vocabulary.tiles(text, reduction) if reduction is not None else "one program per request"
         tiles += f"; long rows in chunks of {ROW_BLOCK}" if text.chunks else ""
         warps = _warps(module, cluster, reduction is not None)
-        return Composition(text.spec(self.stem, lines, num_warps=warps, tiles=tiles), text.chunks, bool(parts.short))
+        registers = self.registers(module, reduction)
+        spec = text.spec(self.stem, lines, num_warps=warps, tiles=tiles, registers=registers)
+        return Composition(spec, text.chunks, bool(parts.short))
 
 
 def _candidates(module: Module, cluster: Sequence[Op]) -> int:

@@ -61,7 +61,9 @@ class Text:
         """No argument or variable is named as a function that is called, or as what statements are written with."""
         self._names |= {"range", "prologue", *(tile.name for op in self.cluster if (tile := tile_of(op)))}
 
-    def spec(self, family: str, body: Sequence[str], *, num_warps: int, tiles: str) -> Spec:
+    def spec(
+        self, family: str, body: Sequence[str], *, num_warps: int, tiles: str, registers: int = Spec.registers
+    ) -> Spec:
         """The kernel of a family, of these statements and all that writing them has asked for."""
         return Spec(
             family,
@@ -70,6 +72,7 @@ class Text:
             tuple(self.arguments.parameters),
             tuple(self.scratch),
             num_warps=num_warps,
+            registers=registers,
             tiles=tiles,
             imports={module: tuple(sorted(names)) for module, names in sorted(self.imports.items())},
             prologue=tuple(self.prologue),
