@@ -120,6 +120,12 @@ MARKOV = BLOCKS | {
     "markov_head_type": "vanilla",
 }
 """The same layers with blocks of seven, which a Markov head corrects, as drafts of Qwen3.8 have it."""
+LATTICE = BLOCKS | {
+    "architectures": ["DFlash2DraftModel"],
+    "dflash_config": BLOCKS["dflash_config"]
+    | {"selector_rank": 256, "selector_top_k": 16, "conv_kernel_size": 2, "conv_group_size": 16},
+}
+"""The layers of BLOCKS with a selector among 16 candidates of each place, as drafts of Qwen3.8 have it."""
 MOE = QWEN3 | {
     "architectures": ["Qwen3MoeForCausalLM"],
     "model_type": "qwen3_moe",
@@ -299,7 +305,7 @@ ASSISTANT = _TIED | {
     },
 }
 DRAFTED: dict[str, dict[str, Config]] = {
-    "qwen3": {"target": QWEN3, "blocks": BLOCKS, "markov": MARKOV},
+    "qwen3": {"target": QWEN3, "blocks": BLOCKS, "markov": MARKOV, "lattice": LATTICE},
     "q14": {"target": QWEN3_14B, "blocks": BLOCKS_14B},
     "moe": {"target": MOE, "eagle3": eagle3(MOE, inner=12288, heads=32)},
     "oss": {"target": OSS, "eagle3": eagle3(OSS, inner=17280, heads=64)},

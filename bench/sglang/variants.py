@@ -84,6 +84,10 @@ def drafted_variants() -> list[Variant]:
         """Blocks of seven, whose size the draft says."""
         return Variant(f"qwen3_{name}", "DSPARK", "qwen3_markov", (7, 1, 8), False, config=f"qwen3_{name}", **more)
 
+    def chosen(name: str, **more: Any) -> Variant:
+        """Blocks of 16 with a selector, which SGLang knows by the draft."""
+        return Variant(f"qwen3_{name}", "DFLASH", "qwen3_lattice", (15, 1, 16), False, config=f"qwen3_{name}", **more)
+
     return [
         looks_up("ngram", (11, 1, 12), "ngram"),
         looks_up("ngram_chain", (11, 1, 12), "ngram", 1),
@@ -93,6 +97,8 @@ def drafted_variants() -> list[Variant]:
             Variant(f"qwen3_{name}", "DFLASH", "qwen3_blocks", (15, 1, 16), False, config=f"qwen3_{name}")
             for name in ("blocks", "budget4", "budget8")
         ),
+        chosen("lattice"),
+        chosen("lattice_drawn", sampling=DRAWN),
         corrected("markov"),
         corrected("markov_drawn", sampling=DRAWN),
         corrected("markov_fp8"),
