@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from head_layouts import EXAMPLES
+from sglang_files import ON_GPU
 from sglang_models import write_head, write_pair
 from transformers import AutoTokenizer, GptOssConfig, GptOssForCausalLM
 
@@ -39,4 +40,5 @@ def write_sinks(folder: Path) -> None:
                 weights.copy_(torch.randn(weights.shape).bfloat16())
             weights *= next((less for kind, less in QUIET.items() if kind in name), 1)
     write_head(folder / "oss-eagle3", model)
-    write_pair(model, tokenizer, (folder / "oss", folder / "small-oss"), APART)
+    written = model.bfloat16() if ON_GPU else model  # SGLang makes these layers of the type that config.json says
+    write_pair(written, tokenizer, (folder / "oss", folder / "small-oss"), APART)
