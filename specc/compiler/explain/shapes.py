@@ -11,14 +11,17 @@ from specc.compiler.config.estimate.lengths import RATE, expected_tokens
 from specc.runtime.plan.plan import Plan
 from specc.runtime.plan.shape import Shape
 
+ACCEPTED, PROMISED = "by what is accepted", "by what drafts promise"
+"""What a running program goes by: without budgets of rows, and with them."""
 TIMED = (
-    "A batch begins with the deepest. Then it has the one that promises most tokens a ms, by what is accepted. Tokens "
-    f"here are those of a draft that is right in {RATE:.0%} of the places where those before it were."
+    "A batch begins with the deepest. Then it has the one that promises most tokens a ms, {by}. Tokens here are those "
+    f"of a draft that is right in {RATE:.0%} of the places where those before it were."
 )
 UNTIMED = (
-    "A batch begins with the deepest. Then it has the one that promises most tokens per time, by what is accepted. "
-    "--step-times FILE tells of measured times."
+    "A batch begins with the deepest. Then it has the one that promises most tokens per time, {by}. --step-times FILE "
+    "tells of measured times."
 )
+ALIKE = " With a budget, rows are shared out evenly here; requests that differ accept more."
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,9 @@ class Choices:
     @property
     def rule(self) -> str:
         """How a running program chooses, in sentences."""
-        return TIMED if self.timed else UNTIMED
+        budgets = any(cost.shape.budget is not None for cost in self.costs)
+        rule = (TIMED if self.timed else UNTIMED).format(by=PROMISED if budgets else ACCEPTED)
+        return rule + ALIKE if budgets and self.timed else rule
 
     def columns(self) -> dict[str, list[str]]:
         """Return what the shapes cost as columns of a table, of as many rows as there are shapes."""

@@ -15,6 +15,7 @@ from programs import ROOT, config_text
 from typer.testing import CliRunner, Result
 
 from specc.cli.main import app
+from specc.compiler.config.estimate.lengths import RATE
 from specc.compiler.config.rules.shapes import shape_called
 from specc.runtime.capabilities.shape import AcceptanceShape
 from specc.runtime.plan.files.manifest import MANIFEST
@@ -124,6 +125,24 @@ def test_with_times_it_says_what_each_shape_promises(config: Path, times: Path) 
     text = told(config, "--step-times", times)
     assert f"8 3 0 9.00 {last['3']:.3f} 1.00 1.000" in text
     assert "a draft that is right in 79% of the places" in text
+
+
+def test_budgets_go_by_what_drafts_promise_and_their_rows_count_evenly(tmp_path: Path) -> None:
+    """Two rows of each request promise what a chain of one draft does, however long the chain is."""
+    keys = {"name": "few", "algorithm": "EAGLE", "num_steps": 3, "budget": [2, "all"], "buckets": [1, 4]}
+    keys |= {role: {"model": str(MODELS / name)} for role, name in (("target", "target"), ("draft", "eagle"))}
+    config, times = tmp_path / "few.yaml", tmp_path / "times.json"
+    config.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in keys.items()))
+    assert "most tokens per time, by what drafts promise." in told(config)
+    ms = {"3": {"1": 2.0, "4": 4.0}, "3b2": {"1": 2.0, "4": 2.0}}
+    times.write_text(json.dumps({"program": "few", "gpu": "a GPU", "engine": "none", "unit": "ms", "times": ms}))
+    assert "by what drafts promise" in (text := told(config, "--step-times", times))
+    assert "requests that differ accept more" in text
+    buckets = document(config, "--step-times", times)["by_bucket"]
+    speeds = {bucket["bucket"]: bucket["tokens_per_ms"] for bucket in buckets}
+    assert speeds[4]["3b2"] == pytest.approx((1 + RATE) / 2.0)
+    assert speeds[4]["3"] == pytest.approx((1 + RATE + RATE**2 + RATE**3) / 4.0)
+    assert [bucket["best"] for bucket in buckets] == ["3", "3b2"]
 
 
 def test_a_batch_begins_as_a_running_program_does(config: Path, times: Path) -> None:

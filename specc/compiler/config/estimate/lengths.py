@@ -25,7 +25,8 @@ _CONFIDENCE = 0.7
 def expected_tokens(shape: Shape, rate: float = RATE) -> float:
     """Return the tokens that a step of a shape commits on average, the target's own one among them: at least 1.
 
-    The nodes of a tree are those that its draft thinks most likely, of up to K branches at every depth.
+    The nodes of a tree are those that its draft thinks most likely, of up to K branches at every depth. With a budget
+    every request has its even part of the rows, as where all requests draft alike; where they do not, more is accepted.
 
     Args:
         shape: what is drafted.
@@ -40,7 +41,7 @@ def expected_tokens(shape: Shape, rate: float = RATE) -> float:
     waiting = [(-likely[place], 1, right[place]) for place in places] if shape.num_steps else []
     heapq.heapify(waiting)
     tokens, grown = 1.0, [0] * (shape.num_steps + 1)
-    for _ in range(shape.num_nodes - 1):
+    for _ in range(shape.rows - 1):
         if not waiting:  # look-ups may have more nodes than a tree that is grown step by step
             break
         thought, depth, chance = heapq.heappop(waiting)
