@@ -141,7 +141,7 @@ class Variant:
         if self.groups > 1:
             given |= {name: size * self.groups for name, size in SERVER.items()}
             given |= {"dp_size": self.groups, "enable_dp_attention": True, "enable_dp_lm_head": self.local_head}
-        if self.page > 1 and self.topk > 1:
+        if self.page > 1 and self.topk > 1 and self.algorithm != "DFLASH":
             given["max_total_tokens"] *= BRANCHES_APART
         if self.algorithm in (None, "NEXTN") or ON_GPU:  # on a CPU SGLang turns it off by itself, but for assistants
             given["disable_overlap_schedule"] = not self.overlap

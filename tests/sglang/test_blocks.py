@@ -49,8 +49,11 @@ COMPARED = [(program, own) for program, own in PROGRAMS.items() if own.algorithm
 SHAPED = [replace(own, program=True, samples=True, shapes="3,2,1,0") for own in FAR]
 SHAPED += [replace(FAR[0], program=True, attention="fa3", page=16, shapes="3,1")]
 """Programs of blocks of several sizes, which change at every step."""
-programs = pytest.mark.parametrize("variant", [*PROGRAMS, *SHAPED], ids=str)
-every = pytest.mark.parametrize("variant", [*OWN, *PROGRAMS, *SHAPED], ids=str)
+PRODUCTS = replace(FAR[0], program=True, samples=True, topk=4, num_draft_tokens=8, attention="fa3", shapes="3x4x8")
+BRANCHED = [PRODUCTS, replace(PRODUCTS, overlap=False, samples=False, page=16, shapes="3x4x8,3,0")]
+"""Programs of trees of the best products, of as many tokens as SGLang's own blocks have."""
+programs = pytest.mark.parametrize("variant", [*PROGRAMS, *SHAPED, *BRANCHED], ids=str)
+every = pytest.mark.parametrize("variant", [*OWN, *PROGRAMS, *SHAPED, *BRANCHED], ids=str)
 beside = pytest.mark.parametrize(("variant", "own"), PROGRAMS.items(), ids=str)
 
 
@@ -114,6 +117,17 @@ def test_requests_with_adapters_have_the_texts_that_they_have_without_speculatio
     all_accounted_for(served.state["specc_testing"])
     assert served.state["specc"]["served"] > 100
     assert served.state["specc"]["left"].keys() <= {"logprobs", "sampling"}
+
+
+@pytest.mark.parametrize("variant", BRANCHED, ids=str)
+def test_a_tree_of_products_accepts_more_than_a_block(
+    variant: Variant, served: Served, running: Mapping[Variant, Future[Served]]
+) -> None:
+    """Of the same draft, whose blocks of SGLang's own have as many places as the tree is deep."""
+    steps = served.state["specc"]["served_by_shape"]
+    assert set(steps) == variant.changes_to and min(steps.values()) > 20
+    if len(steps) == 1:
+        assert accept_length(served) > 1.05 * accept_length(running[FAR[0]].result())
 
 
 @pytest.mark.parametrize("variant", SHAPED, ids=str)

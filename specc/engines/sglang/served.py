@@ -231,5 +231,5 @@ def _of_attention(server: Server) -> Iterator[Refusal]:
             yield Refusal(f"attention {role}", f"{name} attention under data parallelism ({role})")
         elif server.kind is not None and server.kind.blocks and role == "draft" and not backend.blocks:
             yield Refusal(f"attention {role}", f"{name} attention over blocks ({role})")
-        elif server.topk > 1 and backend.mask is None:
+        elif server.topk > 1 and (backend.mask is None or (server.kind and server.kind.blocks and backend.planned)):
             yield Refusal(f"attention {role}", f"a tree with {name} attention ({role})")

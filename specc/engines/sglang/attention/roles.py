@@ -67,7 +67,7 @@ class Roles:
         if container is not None:
             container.attn_backends = draft
         extend = None if self.extend is None else _resized(self.extend, sizes)
-        block = None if self.block is None else _resized(self.block, {})
+        block = None if self.block is None or not steps else _resized(self.block, {})
         verify = _resized(self.verify, sizes)
         made = replace(self, draft=draft, container=container, verify=verify, extend=extend, block=block)
         return made.with_states(nodes)

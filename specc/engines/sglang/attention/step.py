@@ -135,7 +135,7 @@ def attention_of(worker: Any, plans: Mapping[Any, Any], *, captured: bool) -> di
             with in_state(worker, shape.num_steps):
                 of_shape = roles_of(worker).with_states(shape.num_nodes)
         else:
-            own = len(plans) == 1 and not kind.own_branches
+            own = len(plans) == 1 and (not kind.own_branches or (kind.blocks and not shape.is_tree))
             of_shape = roles if own else roles.sized(*sizes)
         made[shape] = Attention(of_shape, tables, captured=captured)
         beside = beside or tables

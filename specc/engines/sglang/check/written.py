@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from specc.compiler.config.estimate.proposed import sizes, written
 from specc.compiler.config.layer_sizes import sizes_of
-from specc.compiler.config.models import ModelFacts
+from specc.compiler.config.models import Fact, ModelFacts
 from specc.compiler.config.models.hub import named
 from specc.compiler.config.proposal import quoted, yaml_of
 from specc.compiler.config.resolved import Config
@@ -21,7 +21,7 @@ from specc.engines.sglang.check.preset import SGLANG
 from specc.engines.sglang.check.server import Started
 from specc.engines.sglang.check.speculation import modules_of
 from specc.engines.sglang.check.weighing import verified
-from specc.engines.sglang.served import BACKENDS, beside_budgets
+from specc.engines.sglang.served import BACKENDS, beside_budgets, refusals
 from specc.runtime.plan.shape import Shape
 
 _KV_DTYPES = {
@@ -41,6 +41,7 @@ def configuration(arguments: Arguments, server: Started, wanted: Wanted) -> str:
 
     Raises DiagnosticError with all that is missing, cannot be read, or is not served, of the server as well.
     """
+    server = _branched(arguments, server, wanted)
     wanted = verified(arguments, server, wanted)
     _check_sampled(arguments, wanted)
     wanted = replace(wanted, returned=_returned(arguments, wanted))
@@ -73,6 +74,21 @@ def served(config: Config) -> str:
     """Return in a line which requests a program of this configuration serves."""
     named = ("temperature", "sampling_seed"), ("return_logprob", "top_logprobs_num")
     return served_by_program(config, "SGLang", *named)
+
+
+def _branched(arguments: Arguments, server: Started, wanted: Wanted) -> Started:
+    """Return the server with the branches of a program that has its own, after reporting what they do not go with."""
+    shapes = [shape for name in listed(wanted.shapes) if (shape := shape_called(name)) is not None]
+    topk = max((shape.topk for shape in shapes), default=1)
+    if not server.kind.blocks or topk == 1:
+        return server
+    steps = max(shape.num_steps for shape in shapes)
+    facts = replace(server.facts, topk=topk)
+    branched = replace(server, num_steps=Fact(steps, "--shapes"), topk=Fact(topk, "--shapes"), facts=facts)
+    known = [*refusals(server.facts)]
+    for refusal in (refusal for refusal in refusals(facts) if refusal not in known):
+        arguments.refuse(refusal.what, "leave trees out of --shapes")
+    return branched
 
 
 def _without_budget(server: Started, what: str) -> str:

@@ -25,6 +25,10 @@ def _of_target(worker: Any) -> Any:
 
 
 _MEMBERS = {"req_to_token_pool": property(_of_target)}
+_REFUSED_BESIDE = {
+    "groups": f"attention under data parallelism with {DRAFT}",
+    "disaggregation_mode": f"{DRAFT} on a server of texts that another one prefills",
+}
 
 
 def _by_draft(worker: Any) -> KindOfDraft:
@@ -55,13 +59,7 @@ class _Blocks(KindOfDraft):
     blocks: bool = True
     weighs: tuple[str, ...] = ("block",)
     shaped_by: tuple[str, str, str] = ("", "", NODES)
-    refused: Mapping[str, str] = field(
-        default_factory=lambda: {
-            "topk": f"a tree of {DRAFT}",
-            "groups": f"attention under data parallelism with {DRAFT}",
-            "disaggregation_mode": f"{DRAFT} on a server of texts that another one prefills",
-        }
-    )
+    refused: Mapping[str, str] = field(default_factory=lambda: {"topk": f"a tree of {DRAFT}", **_REFUSED_BESIDE})
     unstarted: Mapping[str, str] = field(default_factory=lambda: {"cpu": STARTS_NONE})
     whole: str = "with a draft that the target's head scores"
     plain: tuple[str, ...] = ()
@@ -203,8 +201,10 @@ BLOCKS = _Blocks(
     absent="drafts that are filled in as a block are SGLang's",
     members=_MEMBERS | {"kind": property(_by_draft)},
     forwards="models.block_forwards.BlockForwards",
+    own_branches=True,
     marks="fills_blocks",
     chains_only=True,
+    refused=_REFUSED_BESIDE,
     plain=("DFlashDraftModel", "DFlashLagunaForCausalLM", "MuseGlimmerAssistantModel"),
     size="--speculative-dflash-block-size",
     usual=16,

@@ -66,8 +66,10 @@ def _arguments(plans: Mapping[Any, Any], kind: KindOfDraft, candidates: Sequence
         "page_size": (plan.kv.page_size, get_schedule().page_size),
         "draft_positions": (plan.kv.draft_positions, "shifted"),
     }
-    if kind.own_branches:  # SGLang's tree has as many branches as its texts have, up to a most
+    if kind.own_branches and kind.shaped_by[1]:  # SGLang's tree has as many branches as its texts have, up to a most
         asked["topk"] = topk, min(topk, spec.speculative_eagle_topk)
+    elif kind.own_branches:
+        del asked["topk"]
     if candidates:  # a server of these has steps of all of them, and whatever it was started with is one
         asked["num_steps"] = _listed(shape.num_steps for shape in plans), _listed(candidates)
         asked["num_draft_tokens"] = max(shape.num_nodes for shape in plans), max(candidates) + 1

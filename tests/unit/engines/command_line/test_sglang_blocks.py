@@ -105,6 +105,30 @@ def test_blocks_have_several_sizes_and_budgets(folder: Path) -> None:
     assert "start the server with --speculative-num-draft-tokens 8" in result.stderr
 
 
+@pytest.mark.parametrize("shapes", ["7x4x16", "15x2x16", "7x4x16,7,3,0"])
+def test_trees_of_products_have_as_many_nodes_as_the_block(folder: Path, shapes: str) -> None:
+    """However deep they are, and whatever chains are beside them."""
+    resolved = config(folder, blocks(), options=("--gpu", "h100", "--shapes", shapes))
+    assert [str(shape) for shape in resolved.shapes] == shapes.split(",")[::-1]
+    assert resolved.file.mask == "slots"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shapes", "said"),
+    [
+        (blocks(), "3x4x8", "the server's own shape is not the largest of --shapes"),
+        (blocks(SELECTED), "7x4x16", "a tree of a draft that fills in blocks is not served"),
+        (corrected(), "3x4x8", "a tree of a draft that fills in blocks is not served"),
+        (blocks() | {"--attention-backend": "flashinfer"}, "7x4x16", "a tree with flashinfer attention (verify)"),
+    ],
+)
+def test_trees_that_are_not_served(folder: Path, arguments: dict[str, str | None], shapes: str, said: str) -> None:
+    result = run("--gpu", "h100", "--shapes", shapes, "--", *words(arguments))
+    assert result.exit_code == 1 and said in result.stderr
+    if "not served" in result.stderr:
+        assert "leave trees out of --shapes" in result.stderr
+
+
 @pytest.mark.parametrize("name", [BLOCK, NODES])
 def test_a_block_of_one_token_has_no_drafts(folder: Path, name: str) -> None:
     result = run("--gpu", "h100", "--", *words(blocks() | {name: "1"}))
