@@ -95,7 +95,7 @@ def drafted_variants() -> list[Variant]:
         Variant("qwen3_nospec"),
         *(
             Variant(f"qwen3_{name}", "DFLASH", "qwen3_blocks", (15, 1, 16), False, config=f"qwen3_{name}")
-            for name in ("blocks", "budget4", "budget8")
+            for name in ("blocks", "budget4", "budget8", "products")
         ),
         chosen("lattice"),
         chosen("lattice_drawn", sampling=DRAWN),
