@@ -47,6 +47,12 @@ def test_no_third_outcome(name: str, part: int) -> None:
     assert not failures, "\n".join(failures)
 
 
+@pytest.mark.parametrize(("name", "seed", "case"), [("modules", "20261130", 1)])
+def test_an_input_that_has_failed(name: str, seed: str, case: int) -> None:
+    """What it found has a test of its own; as long as inputs are drawn as then, this is the input."""
+    assert runner.outcome_of(name, seed, case)
+
+
 def test_an_attack_that_is_ended_says_what_it_counted() -> None:
     command = [sys.executable, "-m", "tests.fuzz", "caches", "--seed", SEED, "--count", str(10**9), "--jobs", "1"]
     root = Path(__file__).parents[2]

@@ -37,7 +37,6 @@ _BLOCK = 512
 _PER_WARP = 128
 """Places of a tile that a warp takes: four per thread."""
 
-_ADMIT = ("kv.admit", "kv.admit_blocks")
 _PREFIX_PROGRAMS = 16
 """Most programs per request that write the rows of a full mask, whose prefixes are long."""
 
@@ -51,7 +50,7 @@ class NgramPropose(Family):
         """Every ngram.propose of a carried text with the load of that text, and the links of its branches."""
         for propose in module.find("ngram.propose"):
             load = propose["text"].source
-            if load is not None and read_in_place(module, load) and _of_rows(load, propose["rows"]):
+            if load is not None and read_in_place(module, load):
                 yield in_order(module, [load, propose, *_links(module, propose)])
 
     def spec(self, module: Module, name: str, cluster: Cluster) -> Spec:
@@ -136,12 +135,6 @@ class _Shape:
     def scans(self, batch: int) -> int:
         """Programs that share the places of a request, no more of all requests than run at once."""
         return max(1, min(self.most, CAPACITY // batch))
-
-
-def _of_rows(load: Op, rows: Value) -> bool:
-    """Whether a load has the text of these rows, or of more: those of requests without room are not read."""
-    admit = rows.source if rows.source is not None and rows.source.opcode in _ADMIT else None
-    return load["rows"] is (rows if admit is None else admit["rows"])
 
 
 def _links(module: Module, propose: Op) -> list[Op]:

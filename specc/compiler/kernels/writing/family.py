@@ -41,6 +41,8 @@ ROW_BLOCK = 1024
 CAPACITY = 132 * 7
 """Programs of 128 threads and about 70 registers that a large GPU runs at once: 7 on each of 132 multiprocessors."""
 
+ADMITS = ("kv.admit", "kv.admit_blocks")
+"""What gives those rows of a batch that there is room for, and 0 for others."""
 MASK_MODES = {"qlen": 0, "bitpacked": 1, "full": 2}
 """The constexpr MODE of the kernels that write a mask."""
 
@@ -226,11 +228,24 @@ def readers_outside(module: Module, value: Value, cluster: Sequence[Op]) -> list
 
 
 def read_in_place(module: Module, op: Op) -> bool:
-    """Whether an op is a load that is left to the kernel of its only reader, see `OpDef.pooled`."""
+    """Whether an op is a load that is left to the kernel of its only reader, see `OpDef.pooled`.
+
+    A load gives zeros for padding, and a kernel reads none of it: so both have the same rows, where the reader has any,
+    or the reader those of them that there is room for.
+    """
     if not op.has(Trait.LOADS) or op.result in module.outputs.values():
         return False
     readers = module.users(op.result)
-    return len(readers) == 1 and op.result in numbered(readers[0], OPS[readers[0].opcode].pooled)
+    if len(readers) != 1 or op.result not in numbered(readers[0], OPS[readers[0].opcode].pooled):
+        return False
+    rows = readers[0].get("rows")
+    return rows is None or op["rows"] in (rows, _admitted(rows))
+
+
+def _admitted(rows: Value) -> Value | None:
+    """The rows of which these are those with room; None where they are no such rows."""
+    admit = rows.source
+    return admit["rows"] if admit is not None and admit.opcode in ADMITS else None
 
 
 def numbered(op: Op, stem: str) -> list[Value]:

@@ -92,7 +92,7 @@ def test_positions_of_other_lengths_are_not_covered() -> None:
 
 
 def test_what_is_carried_is_read_in_place_by_one_reader() -> None:
-    """Of all that is loaded it is the text alone; and nobody else may need it loaded."""
+    """Of all that is loaded it is the text alone. Nobody else may need it loaded, and rows are the reader's."""
     module = program()
     loads = {op.attrs["field"]: read_in_place(module, op) for op in module.find("carry.load")}
     assert loads == {"text": True, "seq_lens": False}
@@ -101,7 +101,13 @@ def test_what_is_carried_is_read_in_place_by_one_reader() -> None:
     assert not read_in_place(module, text)
     assert offered(module) == []
     del module.outputs["text"]
-    propose = only(module, "ngram.propose")
+    propose, lent = only(module, "ngram.propose"), text.operands
+    others = module.add_input("others", TensorType("i64", ("B",)))
+    module.set_operands(text, [others if value is text["rows"] else value for value in lent])
+    assert not read_in_place(module, text)
+    assert offered(module) == []
+    module.set_operands(text, lent)
+    assert read_in_place(module, text)
     operands = [(value.name, value.type) for value in propose.results]
     module.add_op("draft", "ngram.propose", propose.operands, operands, propose.attrs, None)
     assert not read_in_place(module, text)
