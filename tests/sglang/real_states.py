@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import real_records
 import real_spaces
 import torch
 from sgl_kernel.mamba import (
@@ -361,6 +362,7 @@ def compared() -> dict[str, float]:
         ),
         "shared expert": furthest(lambda: added(add_gated), lambda: added(fused_gate_sigmoid_mul_add)),
         **{name: furthest(*pair) for name, pair in real_spaces.pairs(ROWS, CHAIN, PARENTS).items()},
+        **{name: furthest(*pair) for name, pair in real_records.pairs().items()},
     }
 
 

@@ -50,7 +50,8 @@ class Variant:
     SGLang is asked to weigh drafts if it can be: on a CPU `block` is asked for as `rejection`, which is the same to all
     but its own draws. `head` is the key of the program's draft, `states` that of its target, and `budget` the program's
     own; with one it has no log-probabilities. `adaptive` has SGLang change the number of steps, among those of
-    `ADAPTED`.
+    `ADAPTED`. With `records` it keeps records of a verification's nodes in place of recurrent states. `kept` is which
+    of these it keeps for prefixes, where it does not choose.
     """
 
     algorithm: str | None = None
@@ -76,6 +77,8 @@ class Variant:
     experts: bool = False
     adaptive: bool = False
     budget: str = ""
+    records: bool = False
+    kept: str = ""
 
     def __str__(self) -> str:
         """For the names of tests and files."""
@@ -97,6 +100,8 @@ class Variant:
             *["shapes"] * bool(self.shapes),
             *[self.verify] * (self.verify != "target_only"),
             *["adaptive"] * self.adaptive,
+            *["records"] * self.records,
+            *[self.kept] * bool(self.kept),
             *[f"budget{self.budget.replace(',', '-')}"] * bool(self.budget),
             *[self.head] * (self.head != "engine"),
             *[self.states] * (self.states != "engine"),
@@ -138,6 +143,8 @@ class Variant:
         given |= {"attention_backend": self.attention} if self.attention else {}
         given |= {"page_size": self.page} if self.page > 1 else {}
         given |= {"ep_size": self.ranks} if self.experts else {}
+        given |= {"enable_linear_replayssm_spec": True} if self.records else {}
+        given |= {"mamba_radix_cache_strategy": self.kept} if self.kept else {}
         if self.groups > 1:
             given |= {name: size * self.groups for name, size in SERVER.items()}
             given |= {"dp_size": self.groups, "enable_dp_attention": True, "enable_dp_lm_head": self.local_head}

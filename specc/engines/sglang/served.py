@@ -40,6 +40,8 @@ class Server:
         adapters: whether requests may have one (LoRA).
         budget: whether a program's requests share the target's rows out.
         candidates: numbers of steps among which SGLang changes while it runs; none where it does not.
+        ring: how many tokens' records SGLang keeps of a state, which it folds later (GDN); 0 where it keeps none.
+        kept_at_ends: whether it keeps for prefixes the states that texts end with, rather than those at intervals.
         settings: by SGLang's name what `SETTINGS` has a word on.
 
     """
@@ -56,6 +58,8 @@ class Server:
     adapters: bool = False
     budget: bool = False
     candidates: tuple[int, ...] = ()
+    ring: int = 0
+    kept_at_ends: bool = False
     settings: Mapping[str, object] = field(default_factory=dict[str, object])
 
     def model(self, role: str) -> ServedModel | None:
@@ -145,6 +149,7 @@ def refusals(server: Server) -> Iterator[Refusal]:
     if server.candidates:
         beside = ["drafts that are drawn"] * (server.weighs is not None) + server.single
         yield from (Refusal("candidates", f"adaptive speculation with {what}") for what in beside)
+    yield from itertools.starmap(Refusal, _of_rings(server) if server.ring else ())
     if server.head_rows and server.ranks > 1:
         yield Refusal("head_rows", "a token map that names rows of a head of which each rank has a part")
     if server.budget:
@@ -191,6 +196,16 @@ def _of_draft(server: Server) -> Iterator[tuple[str, str]]:
         "disaggregation_mode": server.settings.get("disaggregation_mode", "null") != "null",
     }
     yield from ((about, what) for about, what in kind.refused.items() if asked[about])
+
+
+def _of_rings(server: Server) -> Iterator[tuple[str, str]]:
+    """Name what reads states as they are before later records are folded into them, as SGLang does as well."""
+    if server.kept_at_ends:
+        yield "kept_at_ends", "a prefix's state without the records behind it, where texts end,"
+    if server.candidates:
+        yield "candidates", "adaptive speculation with rings of records, which have room for steps of one length,"
+    if server.kind is not None and server.kind.blocks:
+        yield "enable_linear_replayssm_spec", "a draft of blocks with rings of records"
 
 
 def _of_model(owner: str, model: ServedModel, topk: int) -> Iterator[Refusal]:

@@ -57,8 +57,6 @@ DATA_PARALLEL: dict[str, tuple[object, str]] = {
 RECURRENT: dict[str, tuple[object, str]] = {
     "enable_lora": (False, "LoRA"),
     "disaggregation_mode": ("null", "prefill and decode on two servers"),
-    "enable_linear_replayssm_spec": (False, "states that are kept as records"),
-    "mamba_radix_cache_strategy": (("auto", "no_buffer", "extra_buffer"), "states of prefixes that are planned"),
 }
 """The same where a target keeps a recurrent state."""
 

@@ -12,6 +12,7 @@ from specc.engines.sglang.kinds.assistants import ASSISTANTS
 from specc.engines.sglang.served import (
     BACKENDS,
     CACHES,
+    KINDS,
     ROLES,
     SETTINGS,
     STATES,
@@ -97,6 +98,23 @@ def test_settings_that_count_under_a_condition(condition: str, name: str) -> Non
     assert words.removesuffix(f" ({name} {unserved})").endswith(condition)
     assert list(refusals(Server(target=target, groups=groups, settings={name: unserved}))) == [Refusal(name, words)]
     assert about(Server(target=target, groups=groups, settings={name: served})) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "refused"),
+    [
+        ({}, []),
+        ({"kept_at_ends": True}, ["kept_at_ends"]),
+        ({"candidates": (1, 3)}, ["candidates"]),
+        ({"kind": next(kind for kind in KINDS if kind.blocks)}, ["enable_linear_replayssm_spec"]),
+        ({"settings": {"enable_linear_replayssm_spec": True, "mamba_radix_cache_strategy": "extra_buffer_lazy"}}, []),
+    ],
+)
+def test_what_rings_of_records_are_not_served_with(given: Any, refused: list[str]) -> None:
+    """All of it is served where SGLang keeps states, or folds records at every commit."""
+    target = ServedModel(state=GDN)
+    assert about(Server(target=target, ring=16, **given)) == refused
+    assert about(Server(target=target, **given)) == []
 
 
 def test_states_have_the_names_by_which_models_are_read() -> None:

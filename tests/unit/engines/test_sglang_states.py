@@ -13,15 +13,19 @@ import torch
 
 from specc.engines.sglang.attention.recurrent import BesideStates, sized
 from specc.engines.sglang.attention.roles import Roles
-from specc.engines.sglang.parts.states import RecurrentStates, misfits, own_states
+from specc.engines.sglang.parts.states import RecurrentStates, kept_at_ends, misfits, own_states, ring_of
 
+CURSORS = ("replayssm_spec_write_pos", "replayssm_cache_base", "replayssm_is_flush")
 ROWS, NODES = torch.tensor([4, 2, 0]), 3
 """Pool rows of two requests and of padding."""
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Stand in for the modules of SGLang's that are imported, and take note of what its commit is given."""
+def told(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    """Stand in for the modules of SGLang's that are imported, and take note of what its commit is given.
+
+    A parameter says whether states are kept at intervals, and whether there is no cache of prefixes.
+    """
     seen: list[dict[str, Any]] = []
 
     def commit(worker: Any, batch: Any, accept_lens: Any, accept_index: Any, draft_token_num: int) -> None:
@@ -31,10 +35,12 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     def track(batch: Any) -> None:
         batch.mamba_track_indices = torch.tensor([9, -1])
 
-    mamba = SimpleNamespace(enable_mamba_extra_buffer=True)
+    kept, uncached = getattr(request, "param", (True, False))
+    mamba = SimpleNamespace(enable_mamba_extra_buffer=kept)
     modules: dict[str, dict[str, Any]] = {
         "runtime_context": {
             "get_exec": lambda: SimpleNamespace(mamba=mamba),
+            "get_memory": lambda: SimpleNamespace(disable_radix_cache=uncached),
             "get_schedule": lambda: SimpleNamespace(page_size=16),
             "mamba_track_grid": lambda page: 4 * page,
         },
@@ -120,7 +126,7 @@ def test_the_commit_is_of_the_last_accepted_nodes_of_chains(told: list[dict[str,
     of = worker()
     states = RecurrentStates(of, plans())
     lengths = torch.tensor([10, 20, 0])
-    states.commit("attention", ROWS, torch.tensor([3, 1, 0], dtype=torch.int32), lengths, NODES)
+    states.commit("attention", ROWS, torch.tensor([3, 1, 0], dtype=torch.int32), lengths)
     (said,) = told
     assert said["lens"].tolist() == [3, 1, 1]
     assert said["index"].tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
@@ -133,14 +139,55 @@ def test_the_commit_is_of_the_last_accepted_nodes_of_chains(told: list[dict[str,
     assert of.target_worker.model_runner.attn_backend == "the server's own", "which its own steps go on with"
 
 
+def ringed(length: int = 8) -> Any:
+    """Return a worker whose states are without the records that are in rings of such a length, by pool row."""
+    of, pool = worker(), SimpleNamespace(size=8, linear_replayssm_cache_len=length)
+    for number, name in enumerate(CURSORS, 1):
+        setattr(pool, name, torch.full((6,), number, dtype=torch.int32))
+    of.req_to_token_pool.mamba_pool = pool
+    return of
+
+
+def test_rings_are_told_what_was_accepted_and_what_the_longest_step_is(told: list[dict[str, Any]]) -> None:
+    """Padding has accepted nothing, of which SGLang reads the number before its root: that of no node of it."""
+    several = plans(nodes=2) | {"longest": SimpleNamespace(inputs={}, buckets=(4,), size={"N": NODES + 1}.get)}
+    states, accepted = RecurrentStates(ringed(), several), torch.tensor([2, 1, 0], dtype=torch.int32)
+    states.commit("attention", ROWS, accepted, torch.tensor([10, 20, 0]))
+    (said,) = told
+    assert said["lens"] is accepted
+    assert (said["nodes"], said["index"].shape) == (NODES + 1, (len(ROWS), NODES + 1))
+    numbers = said["index"].flatten()
+    assert numbers.tolist() == [*range(len(ROWS) * (NODES + 1))]
+    assert numbers.as_strided((1,), (1,), numbers.storage_offset() - 1).tolist() == [-1]
+    RecurrentStates(worker(), several).commit("attention", ROWS, accepted, torch.tensor([10, 20, 0]))
+    assert told[-1]["lens"].tolist() == [2, 1, 1], "what is accepted last has a number elsewhere"
+
+
+def test_a_ring_holds_the_records_of_a_step() -> None:
+    assert (ring_of(worker()), ring_of(ringed(16))) == (0, 16)
+    assert not [*misfits(plans(), ringed(NODES))]
+    (found,) = misfits(plans(nodes=9), ringed())
+    assert found == "a step leaves records of 9 nodes, rings have room for 8 (--linear-replayssm-cache-len)"
+
+
+@pytest.mark.parametrize("told", [(False, False), (True, False), (False, True)], indirect=True)
+def test_states_of_prefixes_are_those_of_ends_or_of_intervals(
+    told: list[dict[str, Any]], request: pytest.FixtureRequest
+) -> None:
+    assert not told
+    kept, uncached = request.node.callspec.params["told"]
+    assert kept_at_ends(worker()) == (not kept and not uncached)
+    assert not kept_at_ends(SimpleNamespace(req_to_token_pool=SimpleNamespace()))
+
+
 def test_states_of_crossed_intervals_go_where_the_host_says(told: list[dict[str, Any]]) -> None:
     """Into the same memory at every step; a smaller batch leaves nothing of the one before."""
     states = RecurrentStates(worker(), plans())
     lens, lengths = torch.ones(3, dtype=torch.int32), torch.zeros(3, dtype=torch.int64)
-    states.commit("attention", ROWS, lens, lengths, NODES)
+    states.commit("attention", ROWS, lens, lengths)
     states._tracked.fill_(5)  # type: ignore[union-attr]
     states.say(SimpleNamespace())
-    states.commit("attention", ROWS, lens, lengths, NODES)
+    states.commit("attention", ROWS, lens, lengths)
     first, second = (said["batch"].mamba_track_indices for said in told)
     assert second.tolist() == [9, -1, -1]
     assert first.data_ptr() == second.data_ptr()
@@ -154,6 +201,10 @@ def test_a_dry_step_has_states_of_its_own() -> None:
     with own_states(idle, torch.tensor([1, 2])):
         assert mapping.tolist() == [0, 1, 2, 5, 4, 3]
     assert torch.equal(mapping, before)
+    with_rings = ringed()
+    with own_states(with_rings, torch.tensor([1, 2])):
+        cursors = [getattr(with_rings.req_to_token_pool.mamba_pool, name) for name in CURSORS]
+        assert [each.tolist() for each in cursors] == [[number, 0, 0, *[number] * 3] for number in (1, 2, 3)]
     with (
         pytest.raises(RuntimeError, match="2 texts need as many states, there are 1"),
         own_states(worker(slots=1), torch.tensor([1, 2])),
@@ -185,7 +236,7 @@ class States:
     """SGLang's states of all layers, as far as a step of fewer nodes has others."""
 
     temporal: torch.Tensor
-    intermediate_ssm: torch.Tensor
+    intermediate_ssm: torch.Tensor | None
 
 
 @pytest.mark.parametrize("nodes", [1, 3, 4])
@@ -214,3 +265,6 @@ def test_a_step_of_fewer_nodes_has_snapshots_as_kernels_write_them(nodes: int) -
     of_shape = Roles([], None, verify, states=hybrid).sized(nodes - 1, 1, nodes).states
     assert of_shape.linear_attn_backend.req_to_token_pool.mamba_pool.mamba_cache.intermediate_ssm.shape[2] == nodes
     assert Roles([], None, verify).sized(nodes - 1, 1, nodes).states is None
+    states = States(torch.zeros(1), None)
+    pool.mamba_pool.mamba_cache = states
+    assert sized(hybrid, nodes) is hybrid, "records are where they are"

@@ -51,8 +51,11 @@ def sized(hybrid: Any, nodes: int) -> Any:
     """A server's object around both, for steps of so many nodes of each request, which has room for more.
 
     Some of SGLang's kernels take each request to have as many snapshots of its state as a step has nodes (Mamba-2), and
-    its commit those that there are. So both get the beginning of that memory, in which each request has as many.
+    its commit those that there are. So both get the beginning of that memory, in which each request has as many. Where
+    records are kept instead nothing depends on how many.
     """
+    if hybrid.linear_attn_backend.req_to_token_pool.mamba_pool.mamba_cache.intermediate_ssm is None:
+        return hybrid
     both, recurrent = copy.copy(hybrid), copy.copy(hybrid.linear_attn_backend)
     recurrent.req_to_token_pool = pool = copy.copy(recurrent.req_to_token_pool)
     pool.mamba_pool = copy.copy(pool.mamba_pool)

@@ -27,6 +27,9 @@ RETURNED: Mapping[str, str] = {"--enable-return-routed-experts": "routed_experts
 ADAPTIVE, ADAPTIVE_CONFIG = "--speculative-adaptive", "--speculative-adaptive-config"
 """Arguments by which SGLang changes the number of steps while it runs, and by what."""
 
+RECORDS = "--enable-linear-replayssm-spec"
+"""The argument by which SGLang keeps records of a verification's nodes in place of states."""
+
 _ALIASES = {
     "--attention-context-parallel-size": "--attn-cp-size",
     "--attention-data-parallel-size": "--attn-dp-size",
@@ -50,14 +53,19 @@ _READ = (
     "--cuda-graph-max-bs-decode",
     "--decode-attention-backend",
     "--device",
+    "--disable-overlap-schedule",
+    "--disable-radix-cache",
     "--disaggregation-decode-extra-slots",
     "--dtype",
     "--enable-deterministic-inference",
     "--enable-dp-attention",
+    RECORDS,
     "--enable-lora",
     "--grammar-backend",
     "--kv-cache-dtype",
+    "--linear-replayssm-cache-len",
     "--lora-paths",
+    "--mamba-radix-cache-strategy",
     "--max-running-requests",
     "--model-path",
     "--page-size",

@@ -107,6 +107,9 @@ def max_requests(architecture: str) -> int:
     return said.get(architecture, said["usual"])
 
 
+RING = 16
+"""How many tokens' records SGLang keeps of a state, where nothing of it is written."""
+
 FEW_REQUESTS = 32
 """As many as this or fewer: a server that decodes has rows for twice as many that another one prefills."""
 

@@ -9,9 +9,11 @@ from typing import NoReturn
 
 from specc.compiler.config.archs import CPU, Gpu, cpu
 from specc.compiler.config.models import Fact, ModelFacts, read_model
-from specc.engines.sglang.check.command_line import ADAPTIVE, UNREAD, Arguments, argument, attention_groups
+from specc.compiler.config.models.states import GDN
+from specc.engines.sglang.check.command_line import ADAPTIVE, RECORDS, UNREAD, Arguments, argument, attention_groups
 from specc.engines.sglang.check.defaults import (
     B200,
+    RING,
     TREE,
     UNWRITTEN,
     Default,
@@ -163,10 +165,10 @@ def _facts(
     groups: int,
 ) -> Server:
     """Return the facts on which it hangs whether programs are served."""
-    draft, kind = drafting.draft, drafting.kind
+    draft, kind, of_target = drafting.draft, drafting.kind, facts_of(target.values)
     mapped = kind is not None and kind.token_maps.get(drafting.algorithm, True)
     return Server(
-        target=facts_of(target.values),
+        target=of_target,
         draft=None if draft is None else facts_of(draft[1].values, kind),
         kind=kind,
         topk=drafting.topk,
@@ -177,8 +179,30 @@ def _facts(
         head_rows=bool(arguments.text("--speculative-token-map")) and mapped,
         adapters=_adapters(arguments),
         candidates=drafting.candidates,
+        ring=_ring(arguments, drafting) if of_target.state == GDN else 0,
+        kept_at_ends=bool(of_target.state) and _kept_at_ends(arguments, device),
         settings=_settings(arguments, kind),
     )
+
+
+def _ring(arguments: Arguments, drafting: DraftSource) -> int:
+    """Return how many tokens' records SGLang keeps of a state, after reporting too few for a step; 0 for none."""
+    if RECORDS not in arguments.values:
+        return 0
+    name = "--linear-replayssm-cache-len"
+    ring, nodes = arguments.number(name) or RING, 0 if drafting.sizes is None else int(drafting.sizes[2].value)
+    if ring < nodes:
+        arguments.refuse(f"{name} {ring} with steps of {nodes} nodes", "write a power of two that is no less")
+    return ring
+
+
+def _kept_at_ends(arguments: Arguments, device: str) -> bool:
+    """Return whether SGLang keeps for prefixes the states that texts end with, as its own resolution has it."""
+    name = "--mamba-radix-cache-strategy"
+    if "--disable-radix-cache" in arguments.values or arguments.text(name, "auto") != "auto":
+        return "--disable-radix-cache" not in arguments.values and arguments.text(name) == "no_buffer"
+    ahead = "--disable-overlap-schedule" not in arguments.values and device != CPU
+    return not ahead and (arguments.number("--page-size") or 1) == 1
 
 
 def _check_started(arguments: Arguments, kind: KindOfDraft | None, about: str, what: str) -> None:
@@ -345,6 +369,8 @@ def _hint(refusal: Refusal, server: Server) -> str | None:
         "topk": f"write {topk} 1" + (f", with {steps}" if steps else ""),
         "head_rows": "leave --speculative-token-map out",
         "candidates": f"leave {ADAPTIVE} out",
+        "kept_at_ends": "write --mamba-radix-cache-strategy extra_buffer, or --disable-radix-cache",
+        "enable_linear_replayssm_spec": f"leave {RECORDS} out",
     }.get(refusal.about)
 
 

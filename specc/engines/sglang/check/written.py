@@ -9,13 +9,14 @@ from specc.compiler.config.estimate.proposed import sizes, written
 from specc.compiler.config.layer_sizes import sizes_of
 from specc.compiler.config.models import Fact, ModelFacts
 from specc.compiler.config.models.hub import named
+from specc.compiler.config.models.states import GDN, KDA
 from specc.compiler.config.proposal import quoted, yaml_of
 from specc.compiler.config.resolved import Config
 from specc.compiler.config.rules.shapes import shape_called
 from specc.compiler.config.wanted import Wanted, listed
 from specc.compiler.support.files.paths import PathError, path_of
 from specc.engines.pasted import DTYPES, check_of_draft, configuration_name, served_by_program
-from specc.engines.sglang.check.command_line import ADAPTIVE, RETURNED, THRESHOLDS, Arguments
+from specc.engines.sglang.check.command_line import ADAPTIVE, RECORDS, RETURNED, THRESHOLDS, Arguments
 from specc.engines.sglang.check.models import architecture_of
 from specc.engines.sglang.check.preset import SGLANG
 from specc.engines.sglang.check.server import Started
@@ -116,6 +117,9 @@ def _shape(arguments: Arguments, server: Started, wanted: Wanted) -> list[str]:
     several = wanted.shapes or len(wanted.proposed) > 1 or len(server.facts.candidates) > 1
     if wanted.states != "engine" and several:
         arguments.refuse(f"--states {wanted.states} with several shapes", "leave --states out")
+    kept = server.facts.target
+    if wanted.states != "engine" and RECORDS in arguments.values and kept is not None and kept.state in (GDN, KDA):
+        arguments.refuse(f"--states {wanted.states} with {RECORDS}", "leave one of them out")
     candidates = server.facts.candidates
     if candidates:
         _check_candidates(arguments, candidates, wanted.shapes)

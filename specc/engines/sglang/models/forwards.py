@@ -112,9 +112,7 @@ class Forwards:
 
     def commit_state(self, **call: Unpack[CommitStateCall]) -> None:
         """See `CommitStateCall`: by SGLang's own commit."""
-        width = call["accept_index"].shape[1]
-        lengths = call["accept_lens"], call["seq_lens"]
-        self._parts.states.commit(self._attention.states, call["rows"], *lengths, width)
+        self._parts.states.commit(self._attention.states, call["rows"], call["accept_lens"], call["seq_lens"])
 
     def extend(self, **call: Unpack[ExtendCall]) -> ForwardOutputs:
         """See `ExtendCall`."""

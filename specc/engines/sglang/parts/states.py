@@ -2,8 +2,12 @@
 
 A verification leaves the state after each of its nodes in rows of its own, and spoils the last inputs of convolutions.
 Then SGLang's commit writes both as they were after the last accepted node, whichever form its pool has. Where the radix
-cache keeps states (`extra_buffer`), the same commit stores that of a node at which a text crosses an interval. The host
-says before each step where to.
+cache keeps states (`extra_buffer`, `extra_buffer_lazy`), the same commit stores that of a node at which a text crosses
+an interval. The host says before each step where to.
+
+With `--enable-linear-replayssm-spec` a verification leaves records of its nodes instead, from which states follow. Of
+KDA the commit folds those of accepted nodes into the state. Of GDN it moves a ring's cursors of the request's pool row
+behind them, and folds all that are there once there is no room for two more steps.
 """
 
 from __future__ import annotations
@@ -34,7 +38,8 @@ class RecurrentStates:
 
     def __init__(self, worker: Any, plans: Mapping[Any, Any]) -> None:
         """Store nothing at any interval yet."""
-        self._worker, self._nodes = worker.target_worker, dict[tuple[int, int], Tensor]()
+        self._worker, self._nodes = worker.target_worker, dict[int, Tensor]()
+        self._most, self._ring = max(plan.size("N") for plan in plans.values()), ring_of(worker) > 0
         table = worker.req_to_token_pool.req_to_token
         self._copies = any(copies(plan) for plan in plans.values())
         interval, rows = interval_of(worker), largest(plans)
@@ -71,12 +76,13 @@ class RecurrentStates:
         if self._copies:
             self._kept_rows[batch.req_pool_indices] = batch.mamba_track_indices.to(torch.int32)
 
-    def commit(self, attention: Any, rows: Tensor, accept_lens: Tensor, seq_lens: Tensor, width: int) -> None:
+    def commit(self, attention: Any, rows: Tensor, accept_lens: Tensor, seq_lens: Tensor) -> None:
         """Let the state of requests in pool rows i64[b] be that after the last of `accept_lens` i32[b] of a chain.
 
         `attention` has verified it, as SGLang's object around that of all layers. `seq_lens` i64[b] are the lengths
-        before that, `width` the nodes of each. A row of padding is said to have accepted one, which comes into
-        SGLang's state of padding.
+        before that. Chains are said to have as many nodes as the longest, for which a ring then keeps room. A row of
+        padding is said to have accepted one, which comes into SGLang's state of padding. A ring is told the truth:
+        records are differences to a state, which several rows of padding would add to one state several times.
         """
         from sglang.srt.model_executor.forward_batch_info import ForwardMode
         from sglang.srt.runtime_context import get_schedule
@@ -89,8 +95,9 @@ class RecurrentStates:
             mamba_track_indices=None if self._tracked is None else self._tracked[: len(rows)],
             tree_cache=SimpleNamespace(page_size=get_schedule().page_size),
         )
-        nodes = self._chains(len(rows), width, rows.device)
-        commit_mamba_states_after_verify(self._by(attention), batch, accept_lens.clamp(min=1), nodes, width)
+        accepted = accept_lens if self._ring else accept_lens.clamp(min=1)
+        nodes = self._chains(len(rows), rows.device)
+        commit_mamba_states_after_verify(self._by(attention), batch, accepted, nodes, self._most)
 
     def _by(self, attention: Any) -> Any:
         """The worker, as one whose steps are verified by that; SGLang's commit asks it for nothing but its runner."""
@@ -98,11 +105,15 @@ class RecurrentStates:
         runner.attn_backend = attention
         return SimpleNamespace(model_runner=runner)
 
-    def _chains(self, rows: int, width: int, device: torch.device) -> Tensor:
-        """The nodes of chains i64[rows, width], by SGLang's numbers; in memory that a graph can hold."""
-        if (rows, width) not in self._nodes:
-            self._nodes[rows, width] = torch.arange(rows * width, device=device).view(rows, width)
-        return self._nodes[rows, width]
+    def _chains(self, rows: int, device: torch.device) -> Tensor:
+        """The nodes of chains i64[rows, N], by SGLang's numbers; in memory that a graph can hold.
+
+        In front of the first is -1: of a row that has accepted none SGLang reads the number before its root, which then
+        is of no node of that row.
+        """
+        if rows not in self._nodes:
+            self._nodes[rows] = torch.arange(-1, rows * self._most, device=device)[1:].view(rows, self._most)
+        return self._nodes[rows]
 
 
 def _requests(worker: Any) -> Any:
@@ -128,8 +139,26 @@ def interval_of(worker: Any) -> int:
     return int(mamba_track_grid(get_schedule().page_size)) if get_exec().mamba.enable_mamba_extra_buffer else 0
 
 
+def ring_of(worker: Any) -> int:
+    """How many tokens' records a server's rings have room for, which are folded later (GDN); 0 where there are none."""
+    pool: Any = getattr(worker.req_to_token_pool, "mamba_pool", None)
+    return 0 if getattr(pool, "replayssm_cache_base", None) is None else pool.linear_replayssm_cache_len
+
+
+def kept_at_ends(worker: Any) -> bool:
+    """Whether a server keeps for prefixes the states that texts end with, rather than those at intervals."""
+    if not is_recurrent(worker) or interval_of(worker):
+        return False
+    from sglang.srt.runtime_context import get_memory
+
+    return not get_memory().disable_radix_cache
+
+
 def misfits(plans: Mapping[Any, Any], worker: Any) -> Iterator[str]:
-    """What keeps a program from copying the states of a server by itself."""
+    """What keeps a program from leaving records in the rings of a server, or from copying its states by itself."""
+    ring, most = ring_of(worker), max(plan.size("N") for plan in plans.values())
+    if 0 < ring < most:
+        yield f"a step leaves records of {most} nodes, rings have room for {ring} (--linear-replayssm-cache-len)"
     if not any(map(copies, plans.values())):
         return
     pool, linear = worker.req_to_token_pool, worker.target_worker.model_runner.attn_backend.linear_attn_backend
@@ -149,7 +178,10 @@ def is_recurrent(worker: Any) -> bool:
 
 @contextlib.contextmanager
 def own_states(worker: Any, rows: Tensor) -> Iterator[None]:
-    """While a server is idle, give pool rows i64[b] states of their own. RuntimeError if there are too few."""
+    """While a server is idle, give pool rows i64[b] states of their own. RuntimeError if there are too few.
+
+    Their rings are empty, as those of requests that come. What a step leaves there is nobody's.
+    """
     if not is_recurrent(worker):
         yield
         return
@@ -157,6 +189,9 @@ def own_states(worker: Any, rows: Tensor) -> Iterator[None]:
     mapping = pool.req_index_to_mamba_index_mapping
     if pool.mamba_pool.size < len(rows):
         raise RuntimeError(f"{len(rows)} texts need as many states, there are {pool.mamba_pool.size}")
+    cursors = ("replayssm_spec_write_pos", "replayssm_cache_base", "replayssm_is_flush") if ring_of(worker) else ()
+    for name in cursors:
+        getattr(pool.mamba_pool, name)[rows] = 0
     kept = mapping[rows]
     mapping[rows] = torch.arange(1, len(rows) + 1, dtype=mapping.dtype, device=mapping.device)
     try:

@@ -16,11 +16,24 @@ from typing import Any
 from ..._probe import absent, at, touches
 from ..._probe import probe as probe_all
 from ..served_attention import AttentionBackend
-from .may import ADAPTIVE, GRAMMARS, HANDOVER, INTERNAL_STATE, LOCKSTEP, MAY, RELAY, SIMULATED, STATES, SWITCH, WEIGHED
+from .may import (
+    ADAPTIVE,
+    GRAMMARS,
+    HANDOVER,
+    INTERNAL_STATE,
+    LOCKSTEP,
+    MAY,
+    RECORDS,
+    RELAY,
+    SIMULATED,
+    STATES,
+    SWITCH,
+    WEIGHED,
+)
 from .must import MUST
 
 __all__ = [
-    "ADAPTIVE", "GRAMMARS", "HANDOVER", "INTERNAL_STATE", "LOCKSTEP", "MAY", "MUST", "RELAY", "SIMULATED",
+    "ADAPTIVE", "GRAMMARS", "HANDOVER", "INTERNAL_STATE", "LOCKSTEP", "MAY", "MUST", "RECORDS", "RELAY", "SIMULATED",
     "STATES", "SWITCH", "WEIGHED",
 ]  # fmt: skip
 logger = logging.getLogger(__name__)

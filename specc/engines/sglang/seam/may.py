@@ -12,6 +12,7 @@ SIMULATED = "SGLANG_SIMULATE_ACC_LEN changes SGLang's own steps alone"
 HANDOVER = "a server that decodes what another one prefills runs no program"
 LOCKSTEP = "a server whose attention is data parallel runs no program"
 STATES = "targets that keep a recurrent state are SGLang's"
+RECORDS = "a server that keeps records of states runs no program"
 WEIGHED = "a server that weighs drafts by what they were drawn from runs no program"
 ADAPTIVE = "a server that changes the number of its steps runs no program"
 MAY = {
@@ -69,6 +70,10 @@ mem_cache.memory_pool.HybridReqToTokenPool: mamba_pool req_index_to_mamba_index_
 speculative.spec_utils.commit_mamba_states_after_verify(target_worker batch accept_lens accept_index draft_token_num)
 speculative.spec_utils.prepare_mamba_track_for_verify(batch)
 runtime_context.mamba_track_grid(tree_page)
+""",
+    RECORDS: """
+mem_cache.memory_pool.MambaPool: linear_replayssm_cache_len replayssm_cache_base replayssm_is_flush
+    replayssm_spec_write_pos
 """,
     WEIGHED: "speculative.eagle_info.EagleDraftInput(draft_probs)",
     ADAPTIVE: """

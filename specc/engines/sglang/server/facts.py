@@ -13,6 +13,7 @@ from sglang.srt.state_capturer.indexer_topk import get_global_indexer_capturer
 from ..attention.roles import BESIDE, roles_of
 from ..candidates import candidates_of, in_state
 from ..parts.runners import runners_of
+from ..parts.states import kept_at_ends, ring_of
 from ..served import CACHES, NAMES, STATES, KindOfDraft, ServedModel, Server
 from ..windows import first_pool, oddity
 from .settings import flag
@@ -54,6 +55,8 @@ def facts(worker: Any) -> Server:
         head_rows=spec.speculative_token_map is not None and kind.token_maps.get(spec.speculative_algorithm, True),
         adapters=bool(get_lora().enable_lora),
         candidates=candidates,
+        ring=ring_of(worker),
+        kept_at_ends=kept_at_ends(worker),
         settings=_settings(worker),
     )
 

@@ -264,12 +264,19 @@ def gated_delta_rule_update(
     intermediate_state_indices: Tensor | None = None,
     cache_steps: int | None = None,
     retrieve_parent_token: Tensor | None = None,
+    cache_ring: bool = False,
+    replayssm_rawv: Tensor | None = None,
+    replayssm_rawk: Tensor | None = None,
+    replayssm_g: Tensor | None = None,
+    replayssm_beta: Tensor | None = None,
     **options: object,
 ) -> Tensor:
     """Go over a token of each request, or all nodes of its chain or tree, as many for each: what is read [1, n, H, V].
 
     `intermediate_states_buffer` [requests, N, H, V, K] gets the state behind each node, which its children go on from.
-    Padding begins with zeros there, as a request without a state.
+    Padding begins with zeros there, as a request without a state. With `cache_ring` the inputs of nodes are kept by
+    slot (KDA): values [slots, H, L, V], keys [slots, H_k, L, K], logarithms of decay and shares of the new [slots, H,
+    L, ...].
     """
     if not use_qk_l2norm_in_kernel or (softplus_beta, softplus_threshold) != (1.0, LINEAR):
         raise NotImplementedError("gates are others")
@@ -294,6 +301,13 @@ def gated_delta_rule_update(
 
     first = initial_state_source[rows.clamp(min=0)].float() * real[:, None, None, None]
     states = walked(first, nodes, retrieve_parent_token, behind)
+    if cache_ring:
+        if not is_kda or retrieve_parent_token is not None:
+            raise NotImplementedError("records of KDA's chains alone")
+        raw = (given[0].unflatten(0, (requests, nodes)) for given in (v, k))
+        rings = replayssm_rawv, replayssm_rawk, replayssm_g, replayssm_beta
+        for ring, given in zip(rings, (*raw, decay, share), strict=True):
+            ring[rows[real], :, :nodes] = given[real].transpose(1, 2).to(ring.dtype)
     if intermediate_states_buffer is not None:
         kept = states.to(intermediate_states_buffer.dtype)
         intermediate_states_buffer[intermediate_state_indices[:requests].long(), :nodes] = kept
