@@ -16,7 +16,11 @@ class HybridLinearAttnBackend:
 
 @at("mem_cache.memory_pool")
 class MambaPool:
+    linear_replayssm_cache_len: Any
     mamba_cache: Any
+    replayssm_cache_base: Any
+    replayssm_is_flush: Any
+    replayssm_spec_write_pos: Any
 
 
 @at("mem_cache.memory_pool")
@@ -34,6 +38,11 @@ def commit_mamba_states_after_verify(
 
 @at("speculative.spec_utils")
 def prepare_mamba_track_for_verify(batch: Any) -> None:
+    raise AssertionError("no target here keeps a recurrent state")
+
+
+@at("runtime_context")
+def get_memory() -> Any:
     raise AssertionError("no target here keeps a recurrent state")
 
 

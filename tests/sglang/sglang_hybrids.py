@@ -59,16 +59,16 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def remembered(target: Path, before: Iterable[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
+def remembered(target: Path, before: Iterable[Mapping[str, Any]] = (), later: int = 0) -> list[dict[str, Any]]:
     """Return requests, and behind them, one by one, those of which each second one goes on from an answer.
 
-    So it begins with a state that verifications have left, behind all but two tokens of its prompt.
+    So it begins with a state that verifications have left, behind all but two tokens of its prompt, or so many more.
     """
     oracle, made = Oracle(target), [*map(dict[str, Any], before)]
     for number in range(PAIRS):
         text = "".join(PREAMBLES[number:]) + TAILS[number]
         prompt = oracle.tokens(text)
-        length = -(-(len(prompt) + ANSWER) // GRID) * GRID + 1 - len(prompt)
+        length = -(-(len(prompt) + ANSWER) // GRID) * GRID + 1 + later - len(prompt)
         made.append(alone({"text": text}, length, after=len(made) - 1))
         tokens = [*prompt, *oracle.continued(prompt, length), oracle.tokens(TAILS[number])[-1]]
         made.append(alone({"input_ids": tokens}, 16, after=len(made) - 1))

@@ -28,7 +28,7 @@ from sglang_hybrids import GRID, PAIRS, remembered, write_bigrams
 from sglang_kimi import write_kimi_linear
 from sglang_mixed import Oracle
 from sglang_nemotron import write_nemotron_h
-from sglang_programs import plugin_wheel
+from sglang_programs import build_program, plugin_wheel
 from sglang_seers import write_seer
 from sglang_server import Variant, accept_length, greedy, serve
 from sglang_vision import with_pictures
@@ -55,6 +55,8 @@ TARGETS = {
 SGLang's kernel of a GPU over records has no fewer than 32."""
 DRAFT, HEAD, BLOCKS, CORRECTED = "bigrams", "hybrid-eagle3", "hybrid-blocks", "hybrid-corrected"
 SELECTED = "hybrid-selected"
+LATER = 6
+"""So many more tokens than a step accepts."""
 PLANNED = "extra_buffer_lazy"
 """States of prefixes are kept at intervals, in a second place alone where a text may cross one."""
 FOLLOWED = 24
@@ -244,6 +246,19 @@ def test_the_program_accepts_as_much_as_sglangs_own_step(
     family: Family, engine: Variant, own: Variant, engines: Running
 ) -> None:
     accepts_as_much(engines.of(engine), engines.of(own), apart=0.03)
+
+
+@in_float32
+@pytest.mark.parametrize("records", [False, True])
+def test_texts_go_on_from_states_whose_places_were_planned(records: bool, models: Path, tmp_path: Path) -> None:
+    """Of the last interval, which a step has crossed that did not end the text."""
+    requests, oracle = remembered(models / GDN, later=LATER), Oracle(models / GDN)
+    planned = Variant("NEXTN", GDN, target=GDN, overlap=True, program=True, kept=PLANNED, records=records)
+    engine = planned.engine(models) | STATES
+    served = serve(engine, requests, tmp_path / "job", overlap=True, wheel=build_program(engine, tmp_path / "wheel"))
+    for request, output in [*zip(requests, served.outputs, strict=True)][1::2]:
+        assert output["prompt_tokens"] - output["cached_tokens"] - LATER in (1, 2)
+        assert oracle.follow(request["input_ids"], output["token_ids"])
 
 
 FAULTY = """

@@ -70,6 +70,7 @@ mem_cache.memory_pool.HybridReqToTokenPool: mamba_pool req_index_to_mamba_index_
 speculative.spec_utils.commit_mamba_states_after_verify(target_worker batch accept_lens accept_index draft_token_num)
 speculative.spec_utils.prepare_mamba_track_for_verify(batch)
 runtime_context.mamba_track_grid(tree_page)
+runtime_context: get_memory
 """,
     RECORDS: """
 mem_cache.memory_pool.MambaPool: linear_replayssm_cache_len replayssm_cache_base replayssm_is_flush

@@ -49,8 +49,9 @@ def misfits(plans: Mapping[Any, Any], worker: Any) -> list[str]:
     )
     needed = [seam.HANDOVER] if get_disagg().disaggregation_mode == "decode" else []
     needed += [seam.LOCKSTEP] if server.groups > 1 else []
-    needed += [seam.STATES] if server.target is not None and server.target.state else []
-    needed += [seam.RECORDS] if get_exec().mamba.enable_linear_replayssm_spec else []
+    recurrent = server.target is not None and bool(server.target.state)
+    needed += [seam.STATES] if recurrent else []
+    needed += [seam.RECORDS] if recurrent and get_exec().mamba.enable_linear_replayssm_spec else []
     needed += [seam.WEIGHED] if server.weighs and worker.kind.has_steps else []
     needed += [seam.ADAPTIVE] if server.candidates else []
     refused += [f"this SGLang lacks something for it: {feature}" for feature in needed if not seam.there(feature)]

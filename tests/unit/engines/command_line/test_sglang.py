@@ -245,9 +245,9 @@ def test_spellings_of_the_command_line(tmp_path: Path) -> None:
     draft = ("--speculative-draft-model", str(MODELS / "standalone"))
     more = (f"--model={MODELS / 'target'}", "--attention-b=triton", *draft, "--tp", "1")
     assert config(tmp_path, changes, *more).name == "sglang_standalone"
-    result = run("--name", "mine", "--", *words({}), "--port", "3000", "--disable-radix-cache")
+    result = run("--name", "mine", "--", *words({}), "--port", "3000", "--enable-metrics")
     assert result.exit_code == 0, result.output
-    assert "say nothing about the program: --disable-radix-cache, --port\n" in result.stderr
+    assert "say nothing about the program: --enable-metrics, --port\n" in result.stderr
     assert "name: mine\n" in result.stdout
 
 
