@@ -259,7 +259,8 @@ def test_a_step_of_fewer_nodes_has_snapshots_as_kernels_write_them(nodes: int) -
             written[row * nodes + node] = 100 * layer + 10 * row + node
     expected = torch.tensor([[[100 * at + 10 * row + n for n in range(nodes)] for row in range(rows)] for at in (0, 1)])
     assert torch.equal(snapshots[..., 0, 0].int(), expected.int())
-    assert snapshots.data_ptr() == states.intermediate_ssm.data_ptr(), "no memory of its own"
+    left = states.intermediate_ssm
+    assert left is not None and snapshots.data_ptr() == left.data_ptr(), "no memory of its own"
     assert pool.mamba_pool.mamba_cache is states and hybrid.linear_attn_backend is linear
     verify = SimpleNamespace()
     of_shape = Roles([], None, verify, states=hybrid).sized(nodes - 1, 1, nodes).states
