@@ -30,6 +30,8 @@ TREE = {"topk": 8, "num_draft_tokens": 64, "num_steps": 5, "page_size": 16}
 COMB = {"topk": 4, "num_draft_tokens": 21, "num_steps": 5, "page_size": 16}
 BUDGET = {"budget": 2}
 """Rows of the target, a request: its rows are packed."""
+BUDGETS = {"num_steps": [2, 4], "budget": [2, 3, "all"]}
+"""Several of them, whose tokens are all expected by the launch that shares rows out."""
 DRAWN = {mode: {"verify": mode} for mode in get_args(Verify) if mode != "greedy"}
 DRAWN |= {"coupled": {"verify": "target_only", "draft_sampling": "coupled"}}
 """Ways to verify by what is drawn. All but the first draw drafts as well, which takes a chain of a model's."""
@@ -52,6 +54,7 @@ def programs() -> dict[str, dict[str, Any]]:
         f"{name}-f32-logits": configurations[name] | scored_in_f32 for name in ("EAGLE-chain", "EAGLE-tree")
     }
     configurations |= {f"{name}-budget": configurations[name] | BUDGET for name in ("EAGLE-chain", "DFLASH-chain")}
+    configurations["EAGLE-chain-budgets"] = configurations["EAGLE-chain"] | BUDGETS
     drawn = configurations["EAGLE-chain-target_only"] | BUDGET
     configurations["EAGLE-chain-target_only-budget"] = drawn | {"sampling": ["penalties", "grammar", "top_k"]}
     for name in ("EAGLE-chain-rejection", "DFLASH-chain-block"):

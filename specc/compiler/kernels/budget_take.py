@@ -9,8 +9,8 @@ from specc.compiler.ir.ops.budget import EXPECT, PACK, TAKE
 from specc.compiler.kernels.writing.family import Cluster, Family, KernelArguments, Spec, in_order, only, power_of_two
 from specc.compiler.kernels.writing.knobs import WARPS, Knobs
 
-_PER_WARP, _MOST_WARPS = 256, 32
-"""Drafts that a warp has at most, 8 to a thread, as long as there are as many warps."""
+_PER_WARP, _MOST_WARPS = 128, 32
+"""Drafts that a warp has at most, 4 to a thread, as long as there are as many warps."""
 
 
 class BudgetTake(Family):
