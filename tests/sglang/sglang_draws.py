@@ -20,13 +20,16 @@ BIAS = 1 + 0.1 * math.sqrt(2000 / TEXTS)
 CROWD = {"max_running_requests": 64, "max_total_tokens": 8192, "chunked_prefill_size": 2048}
 
 
-def short(warmer: float = 1.0, *, seeds: bool) -> list[dict[str, Any]]:
-    """Four tokens of every prompt, TEXTS times; without seeds SGLang's own sampler draws as it likes."""
+def short(warmer: float = 1.0, *, seeds: bool, alike: bool = False) -> list[dict[str, Any]]:
+    """Four tokens of every prompt, TEXTS times; without seeds SGLang's own sampler draws as it likes.
+
+    `alike`: all requests have one seed.
+    """
     made: list[dict[str, Any]] = []
     for text, wanted in PROMPTS:
         sampling = {**wanted, "temperature": wanted["temperature"] * warmer, "max_new_tokens": 4, "ignore_eos": True}
         for number in range(TEXTS):
-            seed = {"sampling_seed": number} if seeds else {}
+            seed = {"sampling_seed": 0 if alike else number} if seeds else {}
             made.append({"text": text, "stream": False, "sampling": sampling | seed})
     return made
 

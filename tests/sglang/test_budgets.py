@@ -23,7 +23,18 @@ SEVERAL = [
     replace(PROGRAMS[-1], budget="2,3,all", shapes="3,2"),
 ]
 """Programs of several budgets, which change at every step."""
-PROGRAMS += SEVERAL
+DRAWN = [
+    replace(HEAD, samples=True, verify="rejection"),
+    replace(PROGRAMS[2], overlap=False, verify="block"),
+    replace(PROGRAMS[3], overlap=True, samples=True, verify="rejection"),
+    replace(PROGRAMS[4], overlap=False, samples=True, verify="block"),
+]
+"""Those whose drafts are drawn, of which some are judged."""
+SEVERAL += [
+    replace(SEVERAL[0], overlap=False, verify="block"),
+    replace(SEVERAL[1], samples=True, verify="rejection"),
+]
+PROGRAMS += SEVERAL + DRAWN
 programs = pytest.mark.parametrize("variant", PROGRAMS, ids=str)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,13 @@ PROGRAMS = [
     Variant("DSPARK", "dspark", target="masked", overlap=True, program=True, samples=True, verify="block"),
 ]
 """SGLang itself draws the first draft behind a prompt of the heads, and takes the most probable one of a model's."""
+LIMITED = [
+    replace(HEAD, attention="fa3", num_steps=4, num_draft_tokens=5, budget="2,3,all"),
+    replace(PROGRAMS[1], attention="fa3", budget="2"),
+    replace(PROGRAMS[2], attention="fa3", budget="2"),
+    replace(PROGRAMS[3], overlap=False, attention="fa3", budget="2", verify="block"),
+]
+"""Those that share rows of the target out by what drafts are drawn from, whose texts are no seed's."""
 programs = pytest.mark.parametrize("variant", PROGRAMS, ids=str)
 
 
@@ -48,22 +56,27 @@ def draws(
 ) -> Iterator[Mapping[Variant, Future[Served]]]:
     """Short texts of some prompts, two engines at a time."""
     folder = tmp_path_factory.mktemp("draws")
-    needed = [variant for variant in PROGRAMS if variant in asked(request.session.items, "drawn")]
+    needed = [variant for variant in PROGRAMS + LIMITED if variant in asked(request.session.items, "drawn")]
 
     def run(variant: Variant) -> Served:
-        """Texts of each seed, and as many again that are a little too warm; without a program those of no seed."""
+        """Texts of each seed, and as many again that are a little too warm; without a program those of no seed.
+
+        With a budget all requests have one seed.
+        """
         engine, limit = variant.engine(models) | CROWD, 300 + TEXTS
         if variant == PLAIN:
             return serve(engine, short(seeds=False), folder / "plain", limit_s=limit)
         wheel = build_program(engine, folder / f"{variant}-wheel", *variant.options)
-        requests = [*short(seeds=True), *short(BIAS, seeds=True)]
-        return serve(engine, requests, folder / str(variant), overlap=variant.overlap, wheel=wheel, limit_s=limit)
+        alike, settings = bool(variant.budget), {"SPECC_TEST_SHAPES": "1"} if variant.changes_to else {}
+        requests = [*short(seeds=True, alike=alike), *short(BIAS, seeds=True, alike=alike)]
+        job = folder / str(variant)
+        return serve(engine, requests, job, overlap=variant.overlap, wheel=wheel, settings=settings, limit_s=limit)
 
     with side_by_side(2) as pool:
         yield started(pool, [PLAIN, *needed], run)
 
 
-@pytest.mark.parametrize("drawn", PROGRAMS, ids=str)
+@pytest.mark.parametrize("drawn", PROGRAMS + LIMITED, ids=str)
 def test_a_program_s_distribution_is_that_without_speculation(
     drawn: Variant, draws: Mapping[Variant, Future[Served]]
 ) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from .attention.kinds import BACKENDS, KNOWN_BACKENDS, backend_of
 from .kinds import KINDS, NODES, STARTS_NONE, STEPS, TOPK, KindOfDraft, kind_of
 from .served_attention import CACHES, ROLES, STATES, ServedModel
-from .served_settings import NAMES, SETTINGS, WEIGHING, served_anyhow, served_under
+from .served_settings import DETERMINISTIC, NAMES, SETTINGS, WEIGHING, served_anyhow, served_under
 
 __all__ = [
     "BACKENDS", "CACHES", "KINDS", "KNOWN_BACKENDS", "NAMES", "NODES", "ROLES", "SETTINGS", "STARTS_NONE", "STATES",
@@ -39,6 +39,7 @@ class Server:
         head_rows: whether the draft scores rows of the target's head by a token map.
         adapters: whether requests may have one (LoRA).
         budget: whether a program's requests share the target's rows out.
+        draws: whether it draws drafts, and weighs them by what they were drawn from.
         candidates: numbers of steps among which SGLang changes while it runs; none where it does not.
         ring: how many tokens' records SGLang keeps of a state, which it folds later (GDN); 0 where it keeps none.
         kept_at_ends: whether it keeps for prefixes the states that texts end with, rather than those at intervals.
@@ -57,6 +58,7 @@ class Server:
     head_rows: bool = False
     adapters: bool = False
     budget: bool = False
+    draws: bool = False
     candidates: tuple[int, ...] = ()
     ring: int = 0
     kept_at_ends: bool = False
@@ -169,7 +171,7 @@ def beside_budgets(server: Server) -> Iterator[str]:
         "attention under data parallelism": server.groups > 1,
         "adaptive speculation": bool(server.candidates),
         "two servers": server.settings.get("disaggregation_mode", "null") != "null",
-        "drafts that are drawn": server.weighs is not None,
+        "drafts that are drawn in a deterministic server": server.draws and bool(server.settings.get(DETERMINISTIC)),
     }
     yield from (what for what, is_there in there.items() if is_there)
     if target is not None and target.cache != "mha":

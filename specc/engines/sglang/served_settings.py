@@ -63,6 +63,10 @@ RECURRENT: dict[str, tuple[object, str]] = {
 OF_KINDS: dict[str, tuple[object, str]] = {"enable_multi_layer_eagle": (False, "multi-layer EAGLE")}
 """Settings by which SGLang takes a kind of draft (`KindOfDraft.setting`): then no other kind is served."""
 
+DETERMINISTIC = "enable_deterministic_inference"
+BESIDE_BUDGETS: dict[str, tuple[object, str]] = {DETERMINISTIC: (False, "deterministic inference")}
+"""Settings that count beside some budgets of rows alone (`served.beside_budgets`)."""
+
 WEIGHING: dict[str, str] = {
     "speculative_use_block_verification": "block",
     "speculative_use_rejection_sampling": "rejection",
@@ -75,7 +79,7 @@ UNDER: dict[str, dict[str, tuple[object, str]]] = {
     "beside recurrent state": RECURRENT,
 }
 """What else counts under which condition, in words that stand behind what is refused."""
-NAMES = frozenset(SETTINGS).union(OF_KINDS, *UNDER.values())
+NAMES = frozenset(SETTINGS).union(OF_KINDS, BESIDE_BUDGETS, *UNDER.values())
 """All settings."""
 
 
@@ -90,7 +94,7 @@ def served_under(conditions: Iterable[str] = ()) -> dict[str, tuple[tuple[object
 
 def served_anyhow(conditions: Iterable[str] = ()) -> dict[str, tuple[tuple[object, ...], str]]:
     """Return the same of all settings: where conditions say nothing of one, as some other condition has it."""
-    of_kinds = {name: (_values(served), what) for name, (served, what) in OF_KINDS.items()}
+    of_kinds = {name: (_values(served), what) for name, (served, what) in (OF_KINDS | BESIDE_BUDGETS).items()}
     return of_kinds | served_under(UNDER) | served_under(conditions)
 
 

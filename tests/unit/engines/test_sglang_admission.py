@@ -16,7 +16,8 @@ from sampling_oracle import drawn
 from test_sglang import VOCABULARY
 from torch import Tensor
 
-from specc.engines.sglang.requests.admission import PENALTIES, Admission, asked
+from specc.engines._plugin import SEEDS
+from specc.engines.sglang.requests.admission import PENALTIES, Admission, asked, seed_of
 from specc.engines.sglang.requests.refusals import unserved
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
@@ -81,9 +82,9 @@ def test_only_what_the_program_was_built_with(given: dict[str, Any], parameters:
 class Prefill:
     """A prefill of SGLang's, and a program that samples."""
 
-    def __init__(self, *sampling: str, seeds: Iterable[int] = ()) -> None:
+    def __init__(self, *sampling: str, seeds: Iterable[int] = (), **more: Any) -> None:
         keys: dict[str, Any] = {"sampling": ["top_k", *sampling], "buckets": [1, 2], "max_requests": 8}
-        plan = planned("EAGLE", verify="target_only", **keys)[0]
+        plan = planned("EAGLE", **{"verify": "target_only", **keys, **more})[0]
         engine = Engine.of_plan(plan, seed=3)
         self.step = Step(plan, ReferenceBackend(), torch.device("cpu"), engine, engine.table, engine.kv)
         package: Any = SimpleNamespace(plan=plan, plans={"3": plan}, Sampling=Sampling, Batch=Batch)
@@ -142,6 +143,39 @@ def test_seeds_are_drawn_for_those_alone_that_have_none() -> None:
     some = [request(top_k=ALL), request(top_k=ALL, sampling_seed=2**63 - 1), request(top_k=ALL)]
     prefill.say(some, [1, 2, 3], [0, 1, 2])
     assert prefill.seeds(1, 2, 3) == [42, 0, 43]
+
+
+@pytest.mark.parametrize("verify", ["rejection", "block"])
+def test_no_seed_is_used_twice_where_draws_share_rows_out(verify: str) -> None:
+    """Not by requests of one seed, and not by one that begins anew; the first token and the draft behind it have it."""
+    prefill = Prefill(verify=verify, budget=2, seeds=[7, 8])
+    twins = [request(top_k=ALL, sampling_seed=7) for _ in range(4)] + [request(top_k=ALL)]
+    rows, seen = [1, 2, 3, 4, 5], list[int]()
+    for _ in range(3):
+        prefill.say(twins, rows, [0, 1, 2, 3, 4])
+        seeds = prefill.seeds(*rows)
+        assert [seed_of(twin) for twin in twins] == seeds
+        logits = torch.randn(5, VOCABULARY, generator=torch.Generator().manual_seed(len(seen)))
+        places = zip(logits, seeds, strict=True)
+        expected = [drawn(row.tolist(), seed, 1.0, 5 + place) for place, (row, seed) in enumerate(places)]
+        assert prefill.first(logits, [80] * 5) == expected
+        seen += seeds
+    assert len({*seen}) == len(seen)
+    assert all(0 <= seed < SEEDS for seed in seen)
+    again = Prefill(verify=verify, budget=2, seeds=[7, 8])
+    again.say([request(top_k=ALL, sampling_seed=7) for _ in range(4)], rows[:4], [0, 1, 2, 3])
+    assert again.seeds(*rows[:4]) == seen[:4], "another rank has the same"
+
+
+@pytest.mark.parametrize(
+    "keys", [{"verify": "target_only", "budget": 2}, {"verify": "rejection"}, {"verify": "block"}], ids=str
+)
+def test_a_seed_stays_as_it_is_elsewhere(keys: dict[str, Any]) -> None:
+    prefill = Prefill(**keys)
+    twins = [request(top_k=ALL, sampling_seed=7) for _ in range(2)]
+    for _ in range(2):
+        prefill.say(twins, [1, 2], [0, 1])
+        assert prefill.seeds(1, 2) == [7, 7]
 
 
 def test_who_draws_the_first_token() -> None:

@@ -199,6 +199,16 @@ def test_tokens_that_a_draft_scores_are_counted(serve: Serve) -> None:
     assert misfits(server) == ["vocab_size of the draft is 48 in the program, 47 in the server"]
 
 
+@pytest.mark.parametrize(("verify", "refused"), [("target_only", 0), ("rejection", 1), ("block", 1)])
+def test_what_a_deterministic_server_emits_hangs_on_no_batch(serve: Serve, verify: str, refused: int) -> None:
+    """As texts do where rows are shared out by what drafts are drawn from."""
+    server = serve(plan_of("EAGLE", ("verify", verify), ("budget", 2)))
+    before = misfits(server)
+    SETTINGS.exec.deterministic.enable_deterministic_inference = True
+    what = "a budget of rows with drafts that are drawn in a deterministic server is not served"
+    assert [reason for reason in misfits(server) if reason not in before] == [what] * refused
+
+
 def test_drafts_that_are_weighed_come_with_what_they_were_drawn_from(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -132,7 +132,12 @@ def test_states_have_the_names_by_which_models_are_read() -> None:
         ({"adapters": True}, "LoRA"),
         ({"groups": 2}, "attention under data parallelism"),
         ({"candidates": (1, 3)}, "adaptive speculation"),
-        ({"settings": {"speculative_use_rejection_sampling": True}}, "drafts that are drawn"),
+        ({"settings": {"speculative_use_rejection_sampling": True}}, None),
+        ({"settings": {"enable_deterministic_inference": True}}, None),
+        (
+            {"settings": {"enable_deterministic_inference": True}, "draws": True},
+            "drafts that are drawn in a deterministic server",
+        ),
         ({"settings": {"disaggregation_mode": "decode"}}, "two servers"),
     ],
 )

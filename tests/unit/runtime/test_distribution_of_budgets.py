@@ -1,17 +1,39 @@
 """Texts are distributed as the target's where it has rows for some of the drafts that were drawn, others in every step.
 
-A draft may not decide whether it is judged, and one that is not judged takes nothing away: both are planted here.
+A draft may not decide whether it is judged, and one that is not judged takes nothing away: both are planted here. Nor
+may the same noise do so in a request beside it.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import pytest
-from test_distribution import FEWER, LENGTH, MOST, REDUCED, Patch, Turns, plans_of, surprises, whole, write
+import torch
+from fakes.markov import MarkovEngine
+from test_distribution import (
+    ALPHABET,
+    FEWER,
+    KINDS,
+    LENGTH,
+    MOST,
+    REDUCED,
+    VOCAB,
+    Patch,
+    Turns,
+    bind,
+    emitted,
+    plans_of,
+    say,
+    surprise,
+    surprises,
+    whole,
+    write,
+)
 from test_distribution_of_shapes import LONG, MODES, ROWS, at_random, luckier, of_parts, plain, too_fond
 from torch import Tensor
 
@@ -123,3 +145,40 @@ def test_a_bias_is_noticed(verify: str, fault: str, monkeypatch: pytest.MonkeyPa
     """By the same test, of a quarter of the texts; the last is two percent."""
     FAULTS[fault](monkeypatch)
     assert min(of_parts(*texts(verify, FEWER), 1)) < 1e-6
+
+
+FIRST, OTHER, *LAST = ALPHABET
+SAYS = torch.full((2, VOCAB, VOCAB), -math.inf)
+"""Logits of target and draft: FIRST is a little more probable, but sure to be followed by what is sure itself."""
+SAYS[..., [FIRST, OTHER]] = torch.tensor([1.0, 0.0])
+SAYS[:, FIRST] = torch.where(torch.arange(VOCAB) == LAST[0], 0.0, -math.inf)
+SAYS[:, OTHER] = torch.where(torch.isin(torch.arange(VOCAB), torch.tensor(LAST)), 0.0, -math.inf)
+
+
+def in_pairs(operands: Sequence[Tensor], _: object, dims: dict[str, int]) -> tuple[Tensor, Tensor]:
+    """`budget.take` where every two requests, one after the other, share the rows of both among themselves."""
+    by_place = operands[0].view(-1, 2, dims["S"]).transpose(1, 2).flatten(1)
+    best = by_place.argsort(dim=1, descending=True, stable=True)[:, : 2 * (dims["G"] - 1)]
+    taken = torch.zeros_like(by_place, dtype=torch.int64).scatter(1, best, 1)
+    lens = 1 + taken.view(-1, dims["S"], 2).sum(1).flatten()
+    return lens.int(), (lens.cumsum(0) - lens).int()
+
+
+@pytest.mark.parametrize("verify", MODES)
+def test_two_requests_of_one_seed_are_not_exact(verify: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where their roots stand at one position: the second of a pair is judged by what the first has drawn.
+
+    The first is the colder, and surer of FIRST. If it draws that, it has all rows of the pair; if not, then the second
+    has drawn OTHER by the same noise, and has a row for it. With seeds of their own both write what the target says.
+    """
+    monkeypatch.setitem(OPS, "budget.take", in_pairs)
+    kinds, alike = plain(ROWS), (lambda prompt, _, *more: MarkovEngine(prompt, SAYS, *more))
+    engine = bind(program(verify, several=False), kinds, SAYS, alike)
+    chances: list[list[float]] = []
+    for each in (1, 2):
+        say(engine, kinds, torch.arange(ROWS) // each)
+        token = emitted(engine, ROWS, steps=1)[0][:, 1]
+        p = [(torch.tensor([1.0, 0.0]) / KINDS[kind].sampling.temperature).softmax(0) for kind in range(2)]
+        chances.append([surprise((token[kind::2] == OTHER).long(), p[kind].double()) for kind in range(2)])
+    assert min(chances[0]) > 1e-4, chances
+    assert chances[1][0] > 1e-4 and chances[1][1] < 1e-6, chances

@@ -30,7 +30,6 @@ def check_budget(written: Written) -> Findings[None]:
     if not places:
         return
     unable = {
-        f"engine: {file.engine} and verify: {file.verify}": file.engine is not None and file.weighs_drafts,
         "trees": bool(trees(written)),
         "draft_sampling: coupled": file.draft_sampling == "coupled",
         "verify_rows: lazy": file.verify_rows == "lazy",

@@ -57,7 +57,6 @@ _READ = (
     "--disable-radix-cache",
     "--disaggregation-decode-extra-slots",
     "--dtype",
-    "--enable-deterministic-inference",
     "--enable-dp-attention",
     RECORDS,
     "--enable-lora",

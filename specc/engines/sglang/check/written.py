@@ -46,7 +46,7 @@ def configuration(arguments: Arguments, server: Started, wanted: Wanted) -> str:
     wanted = verified(arguments, server, wanted)
     _check_sampled(arguments, wanted)
     wanted = replace(wanted, returned=_returned(arguments, wanted))
-    for what in beside_budgets(server.facts) if wanted.budget else ():
+    for what in beside_budgets(replace(server.facts, draws=wanted.weighs)) if wanted.budget else ():
         arguments.refuse(f"--budget with {what}", _without_budget(server, what))
     lines = [
         f"# Written for a server of {SGLANG.title} from its arguments.",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..._drawn import draws_drafts
 from ..._plugin import HOTTEST, SEEDS
 from ..._shapes import largest
 
@@ -83,6 +85,8 @@ class Admission:
         """Nobody is on the way."""
         self._package, self._step, self._seeds, self._restrict = package, step, seeds, restrict
         self._largest, self._vocabulary = largest(package.plans), package.plan.size("V")
+        limited = any(plan.shape.budget is not None for plan in package.plans.values())
+        self._numbers = count() if limited and draws_drafts(package.plan) else None
         self._places: list[int] = []
         self._batch: Any = None
 
@@ -133,12 +137,21 @@ class Admission:
         return torch.cat(tokens)
 
     def _parameters(self, request: Any) -> Mapping[str, Any]:
-        """Those of a request, the same for its whole life."""
+        """Those of a request, the same for its whole life.
+
+        But for its seed where requests share the target's rows out by what drafts are drawn from. How many drafts of a
+        request are judged must not hang on noise that they are drawn with. So no noise is used twice: not by another
+        request of that seed, nor by one that was thrown out and begins anew, whose last step others have seen.
+        """
         if not hasattr(request, _PARAMETERS):
             seed = request.sampling_params.sampling_seed
             seed = self._seeds() if seed is None else seed % SEEDS
             parameters = {"temperature": 0.0} | asked(request, self._vocabulary) | {"seed": seed}
             setattr(request, _PARAMETERS, parameters)
+        if self._numbers is not None:
+            parameters = getattr(request, _PARAMETERS)
+            own = hash((parameters["seed"], next(self._numbers))) % SEEDS
+            setattr(request, _PARAMETERS, parameters | {"seed": own})
         return getattr(request, _PARAMETERS)
 
 

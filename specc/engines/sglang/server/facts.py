@@ -15,6 +15,7 @@ from ..candidates import candidates_of, in_state
 from ..parts.runners import runners_of
 from ..parts.states import kept_at_ends, ring_of
 from ..served import CACHES, NAMES, STATES, KindOfDraft, ServedModel, Server
+from ..served_settings import DETERMINISTIC
 from ..windows import first_pool, oddity
 from .settings import flag
 
@@ -108,6 +109,7 @@ def _settings(worker: Any) -> dict[str, object]:
         "moe_a2a_backend": get_exec().moe.moe_a2a_backend,
         "speculative_moe_a2a_backend": spec.speculative_moe_a2a_backend or "none",
         "forward_hooks": get_observability().forward_hooks or None,
+        DETERMINISTIC: get_exec().deterministic.enable_deterministic_inference,
         "kv_canary": "running" if any(runner.canary_manager for runner in runners) else "none",
         "enable_return_indexer_topk": get_global_indexer_capturer() is not None,
         "SGLANG_IS_IN_CI": bool(overlap_utils._DEBUG_ASSERT),

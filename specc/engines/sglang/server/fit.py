@@ -15,7 +15,7 @@ from sglang.srt.runtime_context import (
     get_spec,
 )
 
-from ..._drawn import weighs
+from ..._drawn import draws_drafts, weighs
 from ..._shapes import largest
 from .. import seam
 from ..parts import heads, routed, shards, states
@@ -35,7 +35,8 @@ def misfits(plans: Mapping[Any, Any], worker: Any) -> list[str]:
     server, plan = facts(worker), next(iter(plans.values()))
     if worker.kind.own_branches:
         server = replace(server, topk=max(shape.topk for shape in plans))
-    server = replace(server, budget=any(shape.budget is not None for shape in plans))
+    budget, draws = any(shape.budget is not None for shape in plans), draws_drafts(plan)
+    server = replace(server, budget=budget, draws=draws)
     refused = [str(refusal) for refusal in refusals(server)]
     several = [f"several shapes are not served with {what}" for what in server.single] if len(plans) > 1 else ()
     differs = (

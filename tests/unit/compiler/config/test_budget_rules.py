@@ -101,12 +101,13 @@ def test_what_is_wrong_with_budgets_of_shapes(find: Find, shapes: list[str], cod
 
 @pytest.mark.parametrize("verify", ["rejection", "block"])
 def test_drafts_may_be_drawn(load: Load, find: Find, verify: str) -> None:
-    """In an engine of one's own."""
+    """In an engine of one's own, and in SGLang."""
     text = budget("2").replace("verify: greedy", f"verify: {verify}")
     assert load(text).config.shape.budget == 2
-    finding = only(find(text + "engine: sglang\n"))
-    assert finding.code == "config/not-yet"
-    assert f"a budget of rows with engine: sglang and verify: {verify} is not implemented" in finding.message
+    assert load(text + "engine: sglang\n").config.shape.budget == 2
+    (finding, *_) = find(text + "engine: vllm\n")
+    assert finding.code == "config/engine-unsupported"
+    assert "a budget of rows is not served" in finding.message
 
 
 @pytest.mark.parametrize(

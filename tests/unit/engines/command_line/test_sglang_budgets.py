@@ -25,7 +25,10 @@ def test_a_budget_is_written(tmp_path: Path) -> None:
         ({"--attention-backend": "flashinfer"}, "flashinfer attention"),
         ({"--tp-size": "2", "--enable-dp-attention": "", "--dp-size": "2"}, "attention under data parallelism"),
         ({"--enable-lora": ""}, "LoRA"),
-        ({"--speculative-use-rejection-sampling": ""}, "drafts that are drawn"),
+        (
+            {"--speculative-use-rejection-sampling": "", "--enable-deterministic-inference": ""},
+            "drafts that are drawn in a deterministic server",
+        ),
     ],
 )
 def test_what_a_server_has_that_a_budget_is_not_served_with(changes: dict[str, str | None], what: str) -> None:
@@ -33,6 +36,21 @@ def test_what_a_server_has_that_a_budget_is_not_served_with(changes: dict[str, s
     assert result.exit_code == 1
     assert f"error[config/engine-unsupported]: with SGLang 0.5.23, --budget with {what} is not served" in result.stderr
     assert ("or write --attention-backend triton or fa3" in result.stderr) == ("--attention-backend" in changes)
+
+
+@pytest.mark.parametrize("verify", ["rejection", "block"])
+def test_drafts_may_be_drawn(tmp_path: Path, verify: str) -> None:
+    """As a server is asked to, or as the program is."""
+    asked = {"--speculative-use-rejection-sampling": ""} if verify == "rejection" else {}
+    options = () if asked else ("--verify", verify)
+    resolved = config(tmp_path, HEAD | asked, options=("--budget", "2,3,all", "--sampling", "top_k", *options))
+    assert (resolved.file.verify, [str(shape) for shape in resolved.shapes]) == (verify, ["3b2", "3b3", "3"])
+
+
+def test_a_deterministic_server_has_budgets_of_other_drafts(tmp_path: Path) -> None:
+    """What a seed draws from the target is the same whatever has rows."""
+    changes = HEAD | {"--enable-deterministic-inference": "", "--attention-backend": "fa3"}
+    assert config(tmp_path, changes, options=("--budget", "2", "--verify", "target_only")).shape.budget == 2
 
 
 def test_a_budget_of_as_many_rows_as_are_drafted_is_none() -> None:
