@@ -26,7 +26,7 @@ PROGRAMS = [
 ]
 """SGLang itself draws the first draft behind a prompt of the heads, and takes the most probable one of a model's."""
 LIMITED = [
-    replace(HEAD, attention="fa3", num_steps=4, num_draft_tokens=5, budget="2,3,all"),
+    replace(HEAD, attention="fa3", budget="2"),
     replace(PROGRAMS[1], attention="fa3", budget="2"),
     replace(PROGRAMS[2], attention="fa3", budget="2"),
     replace(PROGRAMS[3], overlap=False, attention="fa3", budget="2", verify="block"),
