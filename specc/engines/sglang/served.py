@@ -154,8 +154,7 @@ def refusals(server: Server) -> Iterator[Refusal]:
     yield from itertools.starmap(Refusal, _of_rings(server) if server.ring else ())
     if server.head_rows and server.ranks > 1:
         yield Refusal("head_rows", "a token map that names rows of a head of which each rank has a part")
-    if server.budget:
-        yield from (Refusal("budget", f"a budget of rows with {what}") for what in beside_budgets(server))
+    yield from (Refusal("budget", f"a budget of rows with {what}") for what in beside_budgets(server) if server.budget)
     borrows = server.kind is not None and server.kind.borrows
     for owner, model in (("target", server.target), ("draft", None if borrows else server.draft)):
         if model is not None:
@@ -165,7 +164,6 @@ def refusals(server: Server) -> Iterator[Refusal]:
 
 def beside_budgets(server: Server) -> Iterator[str]:
     """Name what of a server is not served beside a budget of rows."""
-    target, verifies = server.target, server.attention.get("verify", "")
     there = {
         "LoRA": server.adapters,
         "attention under data parallelism": server.groups > 1,
@@ -174,9 +172,9 @@ def beside_budgets(server: Server) -> Iterator[str]:
         "drafts that are drawn in a deterministic server": server.draws and bool(server.settings.get(DETERMINISTIC)),
     }
     yield from (what for what, is_there in there.items() if is_there)
-    if target is not None and target.cache != "mha":
-        yield f"a KV cache of the layout {target.cache}"
-    if verifies in BACKENDS and not BACKENDS[verifies].packed:
+    if server.target is not None and server.target.cache != "mha":
+        yield f"a KV cache of the layout {server.target.cache}"
+    if (verifies := server.attention.get("verify", "")) in BACKENDS and not BACKENDS[verifies].packed:
         yield f"{verifies} attention"
 
 
