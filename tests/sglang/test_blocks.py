@@ -123,7 +123,7 @@ def test_requests_with_adapters_have_the_texts_that_they_have_without_speculatio
 def test_a_tree_of_products_accepts_more_than_a_block(
     variant: Variant, own: Variant, served: Served, running: Mapping[Variant, Future[Served]]
 ) -> None:
-    """Of the same draft, whose blocks of SGLang's own have as many places as the tree is deep."""
+    """SGLang's own blocks are of the same draft, and have as many places as the tree is deep."""
     steps = served.state["specc"]["served_by_shape"]
     assert set(steps) == variant.changes_to and min(steps.values()) > 20
     if len(steps) == 1:

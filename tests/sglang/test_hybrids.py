@@ -251,7 +251,7 @@ def test_the_program_accepts_as_much_as_sglangs_own_step(
 @in_float32
 @pytest.mark.parametrize("records", [False, True])
 def test_texts_go_on_from_states_whose_places_were_planned(records: bool, models: Path, tmp_path: Path) -> None:
-    """Of the last interval, which a step has crossed that did not end the text."""
+    """The states are those of the last interval, which a step has crossed that did not end the text."""
     requests, oracle = remembered(models / GDN, later=LATER), Oracle(models / GDN)
     planned = Variant("NEXTN", GDN, target=GDN, overlap=True, program=True, kept=PLANNED, records=records)
     engine = planned.engine(models) | STATES

@@ -8,8 +8,8 @@ from specc.compiler.kernels.writing.compose import Composed
 from specc.compiler.kernels.writing.family import Cluster
 from specc.compiler.kernels.writing.writer import Text
 
-_MANY = 8
-"""Of more best tokens a row's programs have so many keys that there are three on a multiprocessor, and not four."""
+_MANY, _REGISTERS = 8, 168
+"""Best tokens of a row up to which four programs have registers on a multiprocessor, and registers where three have."""
 
 
 class Topk(Composed):
@@ -22,7 +22,7 @@ class Topk(Composed):
     def registers(self, module: Module, reduction: Op | None) -> int:
         """See `Composed.registers`: Triton 3.6 takes half as many again as 3.7."""
         many = reduction is not None and vocabulary.ranked(module, reduction) > _MANY
-        return 168 if many else super().registers(module, reduction)
+        return _REGISTERS if many else super().registers(module, reduction)
 
     def scan(self, text: Text, reduction: Op, cluster: Cluster) -> str:
         """See `Composed.scan`."""

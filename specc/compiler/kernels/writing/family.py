@@ -42,7 +42,7 @@ CAPACITY = 132 * 7
 """Programs of 128 threads and about 70 registers that a large GPU runs at once: 7 on each of 132 multiprocessors."""
 
 ADMITS = ("kv.admit", "kv.admit_blocks")
-"""What gives those rows of a batch that there is room for, and 0 for others."""
+"""Ops that give those rows of a batch that there is room for, and 0 for others."""
 MASK_MODES = {"qlen": 0, "bitpacked": 1, "full": 2}
 """The constexpr MODE of the kernels that write a mask."""
 

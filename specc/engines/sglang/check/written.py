@@ -79,7 +79,7 @@ def served(config: Config) -> str:
 
 def _branched(arguments: Arguments, server: Started, wanted: Wanted) -> Started:
     """Return the server with the branches of a program that has its own, after reporting what they do not go with."""
-    shapes = [shape for name in listed(wanted.shapes) if (shape := shape_called(name)) is not None]
+    shapes = _called(listed(wanted.shapes))
     topk = max((shape.topk for shape in shapes), default=1)
     if not server.kind.blocks or topk == 1:
         return server
@@ -155,9 +155,14 @@ def _of_shapes(arguments: Arguments, shapes: Sequence[Shape], wanted: Wanted) ->
     return [f"num_steps: {sorted(shape.num_steps for shape in shapes)} # --shapes"]
 
 
+def _called(names: Sequence[str]) -> list[Shape]:
+    """Return the shapes of those names that are one's."""
+    return [shape for name in names if (shape := shape_called(name)) is not None]
+
+
 def _shapes(arguments: Arguments, server: Started, names: Sequence[str]) -> Sequence[Shape]:
     """Return the shapes of these names, after reporting those of which the server's own is not the largest."""
-    shapes = [shape for name in names if (shape := shape_called(name)) is not None]
+    shapes = _called(names)
     if len(shapes) < len(names):
         unread = next(name for name in names if shape_called(name) is None)
         hint = "names are such as 3 of a chain of 3 drafts, 0, and 5x4x8 of 5 steps, topk 4 and 8 nodes"

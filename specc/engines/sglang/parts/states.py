@@ -180,7 +180,7 @@ def is_recurrent(worker: Any) -> bool:
 def own_states(worker: Any, rows: Tensor) -> Iterator[None]:
     """While a server is idle, give pool rows i64[b] states of their own. RuntimeError if there are too few.
 
-    Their rings are empty, as those of requests that come. What a step leaves there is nobody's.
+    Their rings are empty, as a new request's are. A step may leave anything there: nobody reads it afterwards.
     """
     if not is_recurrent(worker):
         yield

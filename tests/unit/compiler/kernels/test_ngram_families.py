@@ -92,7 +92,7 @@ def test_positions_of_other_lengths_are_not_covered() -> None:
 
 
 def test_what_is_carried_is_read_in_place_by_one_reader() -> None:
-    """Of all that is loaded it is the text alone. Nobody else may need it loaded, and rows are the reader's."""
+    """The text is the only load that is. Nobody else may need it loaded, and its rows are the reader's."""
     module = program()
     loads = {op.attrs["field"]: read_in_place(module, op) for op in module.find("carry.load")}
     assert loads == {"text": True, "seq_lens": False}

@@ -48,7 +48,7 @@ def test_drafts_may_be_drawn(tmp_path: Path, verify: str) -> None:
 
 
 def test_a_deterministic_server_has_budgets_of_other_drafts(tmp_path: Path) -> None:
-    """What a seed draws from the target is the same whatever has rows."""
+    """A seed draws the same from the target, whichever drafts have rows."""
     changes = HEAD | {"--enable-deterministic-inference": "", "--attention-backend": "fa3"}
     assert config(tmp_path, changes, options=("--budget", "2", "--verify", "target_only")).shape.budget == 2
 
