@@ -7,7 +7,7 @@ default; a name with * stands for all that match) one server is started in which
 switched off and on in turn: decode steps are SGLang's own ("stock"), then the program's ("specc"). With --apart SGLang
 runs as it is, then with the program, each engine in a process of its own. Results that are in --out already are kept,
 so that a call that ran out of time can be repeated. With --jobs N, N variants run at a time, on the GPUs that --gpus
-counts: for times no more than one on a GPU.
+counts: for times no more than one on a GPU. Variants of several ranks see all GPUs, and want --jobs 1.
 Results: OUT/comparison.json, OUT/comparison.md, OUT/runs. Ends with 1 when an engine failed, or was not started for
 want of time, or when something is not the same on both sides that must be (see report.py).
 """
@@ -188,7 +188,7 @@ def environment(session: Session, variant: Variant, program: Path | None, gpu: s
     """The environment of a process: a program is found on the path, and named so that nothing else can run."""
     path = [os.environ.get("PYTHONPATH", ""), str(program or "")]
     settings = os.environ | {"PYTHONPATH": ":".join(filter(None, path))} | variant.environment(session.models)
-    settings |= {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}
+    settings |= {"CUDA_VISIBLE_DEVICES": gpu} if gpu and variant.ranks == 1 else {}
     settings |= {"SGLANG_USE_CPU_ENGINE": "1"} if session.device == "cpu" else {}
     return settings | ({"SPECC_PROGRAM": program.name} if program else {})
 

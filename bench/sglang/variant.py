@@ -46,6 +46,7 @@ MODELS = {
     "load": Models("llama_target", True, (1, 8, 32, 64, 128), 2048, 250_000),
     "budget8": Models("llama_target", True, (1, 8, 32, 64, 128), 2048, 250_000),
     "budget14": Models("q14_target", True, (1, 8, 32, 64, 128), 2048, 250_000),
+    "tp2": Models("llama_target", True, (1, 8, 32, 64), 2048, 250_000),
     "mla": Models("mla_target", True, (1, 8, 32, 64), 9216, 600_000),
     "shapes": Models("llama_target", True, (1, 2, 4, 8, 16, 32, 64), 2048, 120_000),
     "qwen3": Models("qwen3_target", True, (1, 8, 32, 64), 9216, 120_000),
@@ -91,6 +92,7 @@ class Variant:
     config: str = ""
     token_map: str = ""
     program_map: str = ""
+    ranks: int = 1
     arguments: Arguments = ()
 
     @property
@@ -135,6 +137,7 @@ class Variant:
             | ({"disable_cuda_graph": True} if cpu else {"cuda_graph_bs_decode": list(own.rows)})
             | ({"attention_backend": "intel_amx" if cpu else self.backend} if cpu or self.backend else {})
             | ({"page_size": self.page_size} if self.page_size > 1 else {})
+            | ({"tp_size": self.ranks} if self.ranks > 1 else {})
             | ({} if self.overlap else {"disable_overlap_schedule": True})
             | (speculation if self.algorithm else {})
             | dict(own.arguments + self.arguments)

@@ -60,6 +60,22 @@ def timed_variants() -> list[Variant]:
     ]
 
 
+def shared_variants() -> list[Variant]:
+    """At a real size, on two GPUs: all-reduce by NCCL, and as SGLang chooses."""
+    nccl = (("disable_custom_all_reduce", True),)
+
+    def ranks(name: str, shape: Shape, config: str, **more: Any) -> Variant:
+        return Variant(f"tp2_{name}", "EAGLE", "llama_eagle", shape, config=f"tp2_{config}", ranks=2, **more)
+
+    return [
+        Variant("tp2_nospec", ranks=2, arguments=nccl),
+        ranks("chain", CHAIN, "chain", arguments=nccl),
+        ranks("default", LLAMA_DEFAULT, "tree8", written=False, arguments=nccl),
+        ranks("chain_reduce", CHAIN, "chain"),
+        ranks("default_reduce", LLAMA_DEFAULT, "tree8", written=False),
+    ]
+
+
 def loaded_variants() -> list[Variant]:
     """At a real size, of up to 128 requests: chains, and chains whose requests share the target's rows out."""
 
@@ -164,5 +180,7 @@ def budgeted_variants() -> list[Variant]:
 BUDGETED = {variant.name: variant for variant in budgeted_variants()}
 SHAPED = {variant.name: variant for variant in shaped_variants()}
 VARIANTS = {
-    variant.name: variant for variant in (*text_variants(), *timed_variants(), *loaded_variants(), *drafted_variants())
+    variant.name: variant
+    for made in (text_variants, timed_variants, shared_variants, loaded_variants, drafted_variants)
+    for variant in made()
 }

@@ -81,3 +81,15 @@ def test_more_elements_than_there_is_room_for(launcher: Launcher, spread: float)
     values |= {"top_k": torch.tensor([0, 6000, 11999, 1], dtype=torch.int32)}
     values |= {"top_p": torch.tensor([0.9, 0.97, 0.5, 0.1])}
     check_module(launcher, cutting("f32", 0, vocab, ("top_k", "top_p"), within=False), source, values)
+
+
+def test_a_share_is_one_of_what_top_k_left(launcher: Launcher) -> None:
+    """A row of nearly equal logits: half of the ten that are left are five tokens, where half a token would be one."""
+    source, vocab = generator(3), 300
+    logits = 0.01 * torch.stack([torch.randperm(vocab, generator=source).float() for _ in range(4)])
+    values = {"req_pool_indices": torch.arange(1, 5), "logits": logits, "scales": torch.ones(4)}
+    values |= {
+        "top_k": torch.tensor([10, 40, 300, 1], dtype=torch.int32),
+        "top_p": torch.tensor([0.5, 0.9, 0.31, 0.77]),
+    }
+    check_module(launcher, cutting("f32", 0, vocab, ("top_k", "top_p"), within=False), source, values)
