@@ -56,6 +56,8 @@ class Trait(Enum):
     """It copies states of recurrent layers to the rows of requests."""
     MASKS = auto()
     """It says which columns a node attends to."""
+    ADMITS = auto()
+    """It gives those ``rows`` of a batch that there is room for, and 0 for others."""
 
 
 def _last_axis(type_: Type | None) -> str | int:

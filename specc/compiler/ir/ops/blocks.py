@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specc.compiler.ir.opdef import PAGES, OpDef
+from specc.compiler.ir.opdef import PAGES, OpDef, Trait
 from specc.compiler.ir.ops.kv import slots
 
 _BLOCKS = "block_table: i32[P, C]"
@@ -15,6 +15,7 @@ OPS = (
         "`kv.admit` of a request that has so many blocks of ``page`` tokens, of at most C: there is room where"
         " 0 <= seq_len <= blocks * page - ``window``. What is behind its blocks in its row is not read.",
         {"window": int, **_PAGED},
+        traits=frozenset({Trait.ADMITS}),
     ),
     OpDef(
         "kv.block_slots",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specc.compiler.ir.opdef import OpDef
+from specc.compiler.ir.opdef import OpDef, Trait
 from specc.compiler.ir.types import TensorType, Type
 
 TABLE = "req_to_token: i32[P, C], rows: i64[B], seq_lens: i64[B]"
@@ -25,6 +25,7 @@ OPS = (
         "A request without room is a padding row of this step: row and length 0, and full. There is room where"
         " 0 <= seq_len <= C - ``window``, and seq_len <= ``longest`` unless that is negative. Padding: 0, 0, False.",
         {"window": int, "longest": int},
+        traits=frozenset({Trait.ADMITS}),
     ),
     OpDef(
         "kv.positions",

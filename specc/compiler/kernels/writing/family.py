@@ -41,8 +41,6 @@ ROW_BLOCK = 1024
 CAPACITY = 132 * 7
 """Programs of 128 threads and about 70 registers that a large GPU runs at once: 7 on each of 132 multiprocessors."""
 
-ADMITS = ("kv.admit", "kv.admit_blocks")
-"""Ops that give those rows of a batch that there is room for, and 0 for others."""
 MASK_MODES = {"qlen": 0, "bitpacked": 1, "full": 2}
 """The constexpr MODE of the kernels that write a mask."""
 
@@ -245,7 +243,7 @@ def read_in_place(module: Module, op: Op) -> bool:
 def _admitted(rows: Value) -> Value | None:
     """The rows of which these are those with room; None where they are no such rows."""
     admit = rows.source
-    return admit["rows"] if admit is not None and admit.opcode in ADMITS else None
+    return admit["rows"] if admit is not None and admit.has(Trait.ADMITS) else None
 
 
 def numbered(op: Op, stem: str) -> list[Value]:
