@@ -20,6 +20,7 @@ from resolved_answers import resolved
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.models import registry
 from sglang.srt.server_args import ServerArgs
+from sglang.srt.speculative.spec_info import _RESERVED_ALIASES, SpeculativeAlgorithm
 
 NUMBER = 77
 """Stands for how many modules a config.json says that there are."""
@@ -38,6 +39,11 @@ def arguments() -> list[str]:
     parser = argparse.ArgumentParser()
     ServerArgs.add_cli_args(parser)
     return names_of(parser)
+
+
+def algorithms() -> list[str]:
+    """All names by which its own algorithms of speculation are asked for."""
+    return sorted({*SpeculativeAlgorithm.__members__, *_RESERVED_ALIASES} - {"NONE"})
 
 
 def architectures() -> list[str]:
@@ -76,6 +82,7 @@ def main() -> None:
         tables = resolved(Path(folder), [name for name in names if name not in drafting])
     said = {
         "arguments": arguments(),
+        "algorithms": algorithms(),
         "architectures": names,
         "heads": drafting,
         "modules": {name: of_target for name in names if (of_target := modules(name)) is not None},

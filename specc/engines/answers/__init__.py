@@ -42,6 +42,7 @@ class Answers:
         heads: those of them that read a target's hidden states; empty where nobody asked.
         modules: by a target's class, or else by its ``model_type``, the modules that it brings.
         tables: by name what it takes by itself; the engine's own rooms here say how a table is read.
+        algorithms: names of its algorithms of speculation; empty where nobody asked.
         hybrid: classes that keep a recurrent state whose size decides that of a block of keys and values.
 
     """
@@ -51,6 +52,7 @@ class Answers:
     architectures: frozenset[str]
     modules: Mapping[str, OwnModules]
     tables: Mapping[str, Mapping[str, Any]]
+    algorithms: frozenset[str] = frozenset()
     hybrid: frozenset[str] = frozenset()
     heads: frozenset[str] = frozenset()
 
@@ -69,6 +71,7 @@ def answers_of(engine: str, version: str) -> Answers:
         architectures=frozenset(said["architectures"]),
         modules={name: OwnModules(*of_target) for name, of_target in said["modules"].items()},
         tables={name: table for name, table in said.items() if name != "modules" and isinstance(table, dict)},
+        algorithms=frozenset(said.get("algorithms", ())),
         hybrid=frozenset(said.get("hybrid", ())),
         heads=frozenset(said.get("heads", ())),
     )

@@ -87,14 +87,17 @@ def draft_source(arguments: Arguments, algorithm: str, target: Model | None) -> 
 
 
 def algorithm_of(arguments: Arguments) -> str:
-    """Return the algorithm's name, after reporting one that is not there or not served."""
+    """Return the algorithm's name, after reporting one that is not written, unknown or not served."""
     if not arguments.text("--speculative-algorithm"):
         arguments.wrong("--speculative-algorithm is missing", f"there are {', '.join(ALGORITHMS)}")
     written = arguments.text("--speculative-algorithm", ALGORITHMS[0]).upper()
     algorithm = "EAGLE" if written == "NEXTN" else written
     if algorithm not in ALGORITHMS:
         hint = f"there are {', '.join(ALGORITHMS)}"
-        arguments.refuse(f"--speculative-algorithm {written[:60]}", hint)
+        if algorithm in ANSWERS.algorithms:
+            arguments.refuse(f"--speculative-algorithm {algorithm}", hint)
+        else:
+            arguments.wrong(f"--speculative-algorithm {written[:60]} is none of {arguments.title}'s own", hint)
     return algorithm
 
 

@@ -13,6 +13,8 @@ from programs import config_text
 from typer.testing import CliRunner
 
 from specc.cli.main import app
+from specc.engines.sglang.check.command_line import ANSWERS
+from specc.engines.sglang.check.speculation import ALGORITHMS
 
 from .published_heads import heads
 from .sglang_words import MODELS, TREE, config, run, words
@@ -24,6 +26,7 @@ MAPPED = {
     "--speculative-draft-model-path": "eagle",
     "--speculative-token-map": "map.pt",
 }
+DOCS = Path(__file__).resolve().parents[4] / "docs"
 LOOKED_UP = {"--speculative-algorithm": "NGRAM", "--speculative-draft-model-path": None}
 
 
@@ -342,6 +345,22 @@ def test_how_tokens_cannot_be_verified(options: tuple[str, ...], code: str) -> N
     assert (result.exit_code, result.stdout) == (1, "")
     assert f"error[{code}]" in result.stderr
     assert f"# {options[-2]}" in result.stderr, "the line that was written"
+
+
+def test_every_algorithm_of_sglang_is_served_or_named_as_not_served() -> None:
+    text = (DOCS / "sglang.md").read_text(encoding="utf-8")
+    served, own = set(ALGORITHMS) | {"NEXTN"}, ANSWERS.algorithms
+    assert served <= own
+    listed = text.partition("* of SGLang's own algorithms:\n")[2].partition("* of models:")[0]
+    assert {name for name in own if re.search(rf"\b{name}\b", listed)} == own - served
+
+
+def test_an_algorithm_that_is_unknown_to_sglang() -> None:
+    result = run("--", *words({"--speculative-algorithm": "EAGLE4"}))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert re.findall(r"error\[(.*?)\]: (.*)", result.stderr) == [
+        ("config/engine-argument", "--speculative-algorithm EAGLE4 is none of SGLang 0.5.23's own")
+    ]
 
 
 @pytest.mark.parametrize(
