@@ -65,6 +65,7 @@ MODELS = {
     "LlamaForCausalLM": {"dflash", "dspark", "llama", "llama_eagle", "llama_eagle3"},
     "DeepseekV3ForCausalLM": {"deepseek_v2", "deepseek_nextn"},
     "DeepseekV4ForCausalLM": {"deepseek_v4", "deepseek_v4_dspark", "deepseek_v4_nextn"},
+    "DeepseekV41ForCausalLM": {"deepseek_v4", "deepseek_v4_dspark"},
     "Gemma3ForCausalLM": {"gemma3_causal"},
     "Gemma4ForConditionalGeneration": {"gemma3_causal", "gemma4_causal", "gemma4_mm", "gemma4_mtp"},
     "GptOssForCausalLM": {"gpt_oss", "llama", "llama_eagle3"},

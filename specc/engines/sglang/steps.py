@@ -189,6 +189,7 @@ class Steps:
         here = self._package.Batch(batch.req_pool_indices)
         most = 0 if self.lockstep is None else self.lockstep.rows
         decoded = step.decode(here, at_least=most, on_commit=self.published.saying(publish))
+        self._parts.history.commit(batch.req_pool_indices, decoded.accept_lens, shape.num_nodes)
         self.tally.serve(shape, rows, self._size(shape, rows), self.shapes.expected)
         host = decoded.start_copy().tensors
         ends = decoded.new_seq_lens

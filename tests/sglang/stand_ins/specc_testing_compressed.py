@@ -16,9 +16,13 @@ MODELS = ("deepseek_v4.DeepseekV4ForCausalLM", "deepseek_v4_dspark.DeepseekV4For
 def compress_keys() -> None:
     """Let SGLang attend over compressed keys, and mix residual streams, on a CPU."""
     from sglang.kernels.ops.attention.dsv4 import compress, metadata_kernel, norm_rope
+    from sglang.kernels.ops.attention.dsv4 import attn as stores
+    from sglang.kernels.ops.kvcache import dsv4_fp4_index_k_cache as fourths
     from sglang.kernels.ops.layernorm import mhc, mhc_head
+    from sglang.srt.layers import engram
     from sglang.srt.layers.attention import deepseek_v4_backend as attention
-    from sglang.srt.layers.attention.dsv4 import compressor, indexer
+    from sglang.srt.layers.attention.dsv4 import compressor, dsv41_sparse, indexer
+    from sglang.srt.layers.attention.dsv4.v41_indexer import scoring
     from sglang.srt.mem_cache import allocation, kv_cache_configurator
     from sglang.srt.mem_cache import deepseek_v4_memory_pool as pools
     from sglang.srt.model_executor import model_runner
@@ -44,11 +48,19 @@ def compress_keys() -> None:
     attention._create_flashmla_metadata = lambda: None
     attention._is_cuda = True  # so lengths are known to the device alone
     attention.DeepseekV4AttnBackend._flash_mla_with_kvcache = staticmethod(kernels.attend_slots)
+    attention.DeepseekV4AttnBackend._swa_interleaved = False
+    attention._maybe_precompute_flashmla_sched_meta = lambda *_, **__: None
     pools.clear_unaccepted_c128_draft_states = forget
     kv_cache_configurator.current_platform = NoCpu(kv_cache_configurator.current_platform)
     allocation.get_last_loc_triton = allocation.get_last_loc_torch
     model_runner.adjust_config_with_unaligned_cpu_tp = lambda config, *_: config  # the keys are every rank's
     torch.cpu.empty_cache = lambda: None
+    stores._jit_fused_store_module = lambda **given: SimpleNamespace(run=store_finished(given["page_size"]))
+    fourths.store_fp4_index_k_cache = store_indexed
+    scoring.fp4_index_logits_decode = kernels.score_fourths
+    widen(engram.EngramEmbedding, "forward")
+    widen(dsv41_sparse.DeepseekV41Compressor, "finish")
+    widen(pools.DeepSeekV4TokenToKVPool, "get_low_ratio_index_k_dequant")
     for name in MODELS:
         HookRegistry.register(f"sglang.srt.models.{name}.post_load_weights", in_float32, HookType.AFTER)
 
@@ -78,6 +90,12 @@ def in_float32(_: Any, model: Any, *__: Any, **___: Any) -> None:
             weight.data = weight.data.float()
 
 
+def widen(of: type, method: str) -> None:
+    """Have a method return in float32 what it returns in 16 bits."""
+    own = getattr(of, method)
+    setattr(of, method, lambda *given, **named: own(*given, **named).float())
+
+
 def turn(q: Tensor, k: Tensor | None, turns: Tensor, positions: Tensor, inverse: bool) -> None:
     """Turn queries [n, H, 64], and keys, in place."""
     for x in filter(lambda given: given is not None, (q, k)):
@@ -99,6 +117,17 @@ def store_keys(page: int) -> Callable[..., None]:
         kernels.store(keys, cache.view(torch.uint8), slots, page)
 
     return forward
+
+
+def store_finished(page: int) -> Callable[..., None]:
+    """Store entries [n, E] that are normed and turned, on such pages."""
+    return lambda x, cache, slots: kernels.store(x.float(), cache.view(torch.uint8), slots, page)
+
+
+def store_indexed(*, cache: Tensor, loc: Tensor, page_size: int, rne: bool, **given: Tensor) -> None:
+    """Store keys of an indexer [n, 128] in 4 bits; a tie goes to the even one."""
+    assert rne
+    kernels.store_fourths(given["input"], cache, loc, page_size)
 
 
 def index_queries(

@@ -18,10 +18,10 @@ _WINDOWED = re.compile(
 )
 """Architectures of which SGLang reads ``sliding_window``. Of others, such as Mistral and Phi, it takes no notice."""
 
-_OWN_CACHES = re.compile(r"DeepseekV41|DiffusionGemma|Dots3|Inkling|MiniMaxM3Sparse|UnlimitedOCR")
+_OWN_CACHES = re.compile(r"DiffusionGemma|Dots3|Inkling|MiniMaxM3Sparse|UnlimitedOCR")
 """Architectures with a KV cache of a kind of their own."""
 
-_COMPRESSED = re.compile(r"DeepseekV4(?!1)")
+_COMPRESSED = re.compile(r"DeepseekV4")
 """Architectures whose KV cache has entries that several tokens share, beside a window."""
 
 _OWN_ATTENTION: Mapping[str, str] = {"Qwen4Exp": "QwenSparseAttnBackend"}
@@ -47,8 +47,8 @@ _TWO_POOLS = re.compile(
 """Architectures whose windows SGLang keeps in a KV pool of their own, beside that of layers that see the whole text."""
 
 
-_STARTED_WITH: Mapping[str, tuple[str, ...]] = {"DeepseekV4": ("EAGLE", "DSPARK")}
-"""How the names of architectures begin for which SGLang drafts by some algorithms alone -> these."""
+_STARTED_WITH: Mapping[str, tuple[str, ...]] = {"DeepseekV41": ("DSPARK",), "DeepseekV4": ("EAGLE", "DSPARK")}
+"""How the names of classes begin for which SGLang drafts by some algorithms alone -> these; the first one counts."""
 
 _CHUNKED = ("Llama4ForConditionalGeneration",)
 """Architectures whose layers see a chunk of the text alone; of others SGLang takes ``attention_chunk_size`` for a
@@ -144,11 +144,9 @@ def unread_draft(values: Mapping[str, Value], algorithm: str | None) -> str | No
 
 def unstarted(values: Mapping[str, Value], algorithm: str | None) -> str | None:
     """Return the algorithm and a target for which SGLang does not draft by it, in words; None where it does."""
-    architecture = architecture_of(values)
-    for begin, algorithms in _STARTED_WITH.items():
-        if architecture.startswith(begin) and algorithm is not None and algorithm not in algorithms:
-            return f"{algorithm} for {architecture}"
-    return None
+    written = _written(values)
+    served = next((of for begin, of in _STARTED_WITH.items() if written.startswith(begin)), (algorithm,))
+    return f"{algorithm} for {written}" if algorithm is not None and algorithm not in served else None
 
 
 def is_head(algorithm: str | None) -> bool:

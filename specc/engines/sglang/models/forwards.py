@@ -81,6 +81,7 @@ class Forwards:
         tokens, mask = call["tokens"], call.get("mask")
         batch = self._verified(call, mask)
         self._parts.adapters.give(batch)
+        self._parts.history.keep(tokens)
         backend = self._attention.target(batch, tokens.shape[1], mask, call.get("counts"))
         outputs = self._run(self._target, backend, batch, tokens.shape)
         return outputs._replace(routed_experts=self._parts.routed.of_nodes(tokens))

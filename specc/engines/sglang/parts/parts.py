@@ -15,7 +15,7 @@ from .mrope import Deltas
 from .routed import Routed
 from .runners import runners_of, scored_tokens
 from .shards import Shards
-from .states import RecurrentStates
+from .states import NgramHistory, RecurrentStates
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class Parts:
         gathered: how many rows each rank has, where forwards exchange them.
         adapters: those of requests (LoRA), which are said before every step.
         states: what the target's recurrent layers keep of requests.
+        history: the last tokens of texts, by which the target looks n-grams up.
 
     """
 
@@ -42,6 +43,7 @@ class Parts:
     gathered: Gathered
     adapters: Adapters
     states: RecurrentStates
+    history: NgramHistory
 
 
 def parts_of(package: Any, program: Any, worker: Any, table: Tensor, group: Any) -> Parts:
@@ -56,4 +58,5 @@ def parts_of(package: Any, program: Any, worker: Any, table: Tensor, group: Any)
         gathered=Gathered(table.device),
         adapters=Adapters(runners["target"]),
         states=RecurrentStates(worker, program.plans),
+        history=NgramHistory(worker, program.plans),
     )

@@ -116,6 +116,44 @@ class RecurrentStates:
         return self._nodes[rows]
 
 
+class NgramHistory:
+    """The last tokens of texts, by which a target looks n-grams up (Engram); nothing where none does.
+
+    SGLang keeps those before the token that is verified next, by pool row, and hashes nodes together with them. A
+    prefill writes them, and behind each verification SGLang's worker moves accepted nodes there, by a launch of its own
+    that no graph of its own holds. So that is called behind a program's step, too.
+
+    Args:
+        worker: a worker of SGLang's.
+        plans: of the program, by shape.
+
+    """
+
+    def __init__(self, worker: Any, plans: Mapping[Any, Any]) -> None:
+        """Have room for the nodes of a step."""
+        self._manager = worker.target_worker.model_runner.ngram_embedding_manager if looks_up(worker) else None
+        device, rows = worker.req_to_token_pool.req_to_token.device, largest(plans)
+        nodes = rows * max(plan.size("N") for plan in plans.values()) if self._manager is not None else 0
+        self._nodes = torch.zeros(nodes, dtype=torch.int64, device=device)
+
+    def keep(self, tokens: Tensor) -> None:
+        """In a step, before its verification: keep the nodes i64[b, N], whose memory may be another's behind it."""
+        if self._manager is not None:
+            self._nodes[: tokens.numel()].copy_(tokens.flatten())
+
+    def commit(self, rows: Tensor, accept_lens: Tensor, width: int) -> None:
+        """Behind a step of `width` nodes of each request: `accept_lens` i32[b] of those in pool rows i64[b] are text."""
+        if self._manager is not None:
+            nodes = self._nodes[: len(rows) * width].view(-1, width)
+            self._manager.update_after_verify(verify_ids_2d=nodes, req_pool_indices=rows, commit_lens=accept_lens)
+
+
+def looks_up(worker: Any) -> bool:
+    """Whether the target of a worker looks n-grams up; SGLang 0.5.22 has none that does."""
+    manager = getattr(worker.target_worker.model_runner, "ngram_embedding_manager", None)
+    return getattr(manager, "engram_hasher", None) is not None
+
+
 def _requests(worker: Any) -> Any:
     """The requests' rows of a worker, which say where their states are."""
     return worker.model_runner.req_to_token_pool

@@ -19,8 +19,8 @@ from ..served_settings import DETERMINISTIC
 from ..windows import first_pool, oddity
 from .settings import flag
 
-ENTRIES, OTHERS = {4, 128}, "deepseek_v41"
-"""Of how many tokens entries of compressed keys are that are served; and models that keep others beside them."""
+ENTRIES = {1, 2, 4, 128}
+"""Of how many tokens entries of compressed keys are that are served."""
 COMMAND_LINE = {"flashinfer_mla": "flashinfer"}
 """Attention backends that the command line calls by the name of another."""
 ROWS = "ReqToTokenPool", "DecodeReqToTokenPool", "HybridReqToTokenPool"
@@ -74,9 +74,7 @@ def _facts_of(runner: Any, of_target: Any, kind: KindOfDraft | None = None) -> S
     cache = next((layout for layout, name in CACHES.items() if name == pool), pool)
     if cache == "swa":
         cache = oddity(kept, of_target, module=kind is not None and bool(kind.each_step)) or cache
-    elif cache == "compressed" and not (
-        ENTRIES.issuperset(kept.present_ratios) and config.hf_config.model_type != OTHERS
-    ):
+    elif cache == "compressed" and not ENTRIES.issuperset(kept.present_ratios):
         cache = f"a {pool} of other entries"
     layers = (getattr(layer, "sliding_window_size", None) or -1 for layer in runner.model.modules())
     return ServedModel(

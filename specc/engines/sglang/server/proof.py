@@ -22,7 +22,7 @@ from ..parts import shards
 from ..parts.gathered import Gathered
 from ..parts.lora import none_asked
 from ..parts.mrope import text_positions
-from ..parts.states import is_recurrent, own_states
+from ..parts.states import is_recurrent, looks_up, own_states
 from ..windows import same_slots, slots_of
 
 logger = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ def prove(
         own_states(worker, rows),
     ):
         before = own.scores(texts, lengths + 1)
-        if is_recurrent(worker):  # the step reads the last token itself
+        if is_recurrent(worker) or looks_up(worker):  # the step reads the last token itself
             own.scores(texts, lengths)
         carried = step.pools["topk_index"].shape[1] if "topk_index" in step.pools else 1
         best = (before.argmax(-1)[:, None] + torch.arange(carried)) % sizes.size("V")

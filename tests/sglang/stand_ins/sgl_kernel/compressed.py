@@ -90,6 +90,44 @@ def store_indexed(x: Tensor, cache: Tensor, slots: Tensor, page: int) -> None:
     behind[pages, places] = scale.view(torch.uint8).view(-1, 4)
 
 
+FOURTHS = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+"""Numbers in 4 bits, without their sign."""
+SHARING = 32
+"""Entries of an indexer's key in 4 bits that share a scale, a power of two."""
+
+
+def store_fourths(x: Tensor, cache: Tensor, slots: Tensor, page: int) -> None:
+    """Store keys of an indexer f32[n, 128] in 4 bits, a tie to the even one; scales lie behind all keys of a page."""
+    pages, places, half = slots.long() // page, slots.long() % page, x.shape[1] // 2
+    blocks = x.float().unflatten(1, (-1, SHARING))
+    exponents = (blocks.abs().amax(-1) / FOURTHS[-1]).clamp(min=LEAST).log2().ceil()
+    sizes = (blocks / exponents.exp2()[..., None]).flatten(1)
+    away = (sizes.abs()[..., None] - FOURTHS).abs() + (torch.arange(len(FOURTHS)) % 2) * 1e-6
+    codes = away.argmin(-1) + torch.where(sizes < 0, len(FOURTHS), 0)
+    packed = (codes[:, ::2] + 16 * codes[:, 1::2]).to(torch.uint8)
+    cache[:, : page * half].view(-1, page, half)[pages, places] = packed
+    behind = cache[:, page * half :].view(-1, page, x.shape[1] // SHARING)
+    behind[pages, places] = (exponents + 127).to(torch.uint8)
+
+
+def load_fourths(cache: Tensor, slots: Tensor, page: int) -> Tensor:
+    """Return keys f32[..., 128] of slots i[...], as `store_fourths` has stored them."""
+    pages, places = slots.long() // page, slots.long() % page
+    half = cache.shape[1] // page - 2 * ROTATED // SHARING
+    packed = cache[:, : page * half].view(-1, page, half)[pages, places].int()
+    scales = cache[:, page * half :].view(-1, page, 2 * half // SHARING)[pages, places]
+    codes = torch.stack((packed % 16, packed // 16), -1).flatten(-2)
+    sizes = FOURTHS[codes % 8] * torch.where(codes < 8, 1, -1)
+    return (sizes.unflatten(-1, (-1, SHARING)) * (scales.float() - 127).exp2()[..., None]).flatten(-2)
+
+
+def score_fourths(q: Tensor, weights: Tensor, slots: Tensor, lengths: Tensor, cache: Tensor, page: int) -> Tensor:
+    """Return scores f32[n, k] of q f32[n, H, 128] for the keys of slots i[n, k], -inf behind lengths i[n]."""
+    scores = torch.einsum("nhe,nke->nhk", q.float(), load_fourths(cache, slots, page)).relu()
+    scores = (scores * weights.float()[..., None]).sum(1)
+    return scores.masked_fill(torch.arange(slots.shape[1]) >= lengths[:, None], float("-inf"))
+
+
 def attend_slots(
     q: Tensor,
     k_cache: Tensor,

@@ -1,0 +1,150 @@
+"""A model of DeepSeek-V4.1's kind, small and of random weights, with a draft that fills in blocks among them.
+
+Beside DeepSeek-V4 it has layers whose keys are compressed less and shared by others, and layers that look up what
+follows the last tokens of a text (Engram).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from head_layouts import EXAMPLES, read, write
+from sglang_compressed import BLOCKS, HEAD, INDEX_HEAD, INDEX_HEADS, QUERY, WIDTH, Weights, about, named
+from tokenizers import Regex, Tokenizer, normalizers
+from torch import Tensor
+
+STREAMS = 4
+RATIOS = (4, 128, 2, 2, 1, 1, 0)
+"""Of each layer how many tokens have an entry of keys beside its window; none has 0."""
+SOURCES, INDEXED, CANDIDATES = (2, 4), (2, 4, 5), 4
+"""Layers that make entries of 1 and 2 tokens, layers that choose among them, and the one that first chooses blocks."""
+LOOKED_UP, GRAM, TABLES, ROW, LEAST = (1, 3), 3, 2, 32, 400
+"""Layers that look n-grams up, the longest of these, tables for each length, how wide they are and how long at least.
+"""
+READ = (3, 6)
+"""Layers that the draft reads."""
+STRENGTH, OF_GRAMS = 0.1, 0.25
+"""What layers add to the residual streams, and what n-grams do."""
+
+
+def write_ngrams(folder: Path) -> None:
+    """Write target and draft into one folder, as they are published."""
+    of, random = read("target")[1], NgramWeights(STREAMS)
+    embedding = torch.randn(of["vocab_size"], WIDTH, generator=random.source)
+    head = random.matrix(of["vocab_size"], WIDTH, 8)
+    weights = {"embed.weight": embedding, "head.weight": head, "norm.weight": torch.ones(WIDTH)}
+    lengths = [[*itertools.islice(numbers, (GRAM - 1) * TABLES)] for numbers in tables()]
+    for number, ratio in enumerate(RATIOS):
+        weights |= named(f"layers.{number}.", random.layer(ratio, STRENGTH))
+        if ratio in (1, 2):
+            weights |= named(f"layers.{number}.attn.", random.sources(number, ratio))
+        if number in LOOKED_UP:
+            weights |= named(f"layers.{number}.engram.", random.lookups(sum(lengths[LOOKED_UP.index(number)])))
+    stages = random.stages(embedding, head)
+    weights |= named("mtp.", {name: weight for name, weight in stages.items() if "hc_head" not in name})
+    write(folder, weights, described(of, [*map(sum, lengths)]))
+
+
+class NgramWeights(Weights):
+    """The same for parts that such models have otherwise."""
+
+    def layer(self, ratio: int, strength: float) -> dict[str, Tensor]:
+        """A layer, without what makes entries of 1 and 2 tokens."""
+        return super().layer(0 if ratio in (1, 2) else ratio, strength)
+
+    def sources(self, number: int, ratio: int) -> dict[str, Tensor]:
+        """What makes entries, if the layer does, and what chooses among them, if it does."""
+        made = dict[str, Tensor]()
+        if number in SOURCES:
+            made |= {"compressor.wkv.weight": self.matrix(HEAD, WIDTH), "compressor.norm.weight": torch.ones(HEAD)}
+            if ratio > 1:
+                made["compressor.wgate.weight"] = self.matrix(HEAD, WIDTH)
+            made |= {"indexer.wk.weight": self.matrix(INDEX_HEAD, HEAD), "indexer.k_norm.weight": torch.ones(INDEX_HEAD)}
+        if number in INDEXED:
+            made["indexer.wq_b.weight"] = self.matrix(INDEX_HEADS * INDEX_HEAD, QUERY)
+            made["indexer.weights_proj.weight"] = self.matrix(INDEX_HEADS, WIDTH)
+        return made
+
+    def lookups(self, rows: int) -> dict[str, Tensor]:
+        """Tables of so many rows in 8 bits, and what is made of the rows that a text has."""
+        entries = torch.randn(rows, ROW, generator=self.source)
+        return {
+            "embed.weight": entries.to(torch.float8_e4m3fn),
+            "embed.scale": torch.ones(rows, ROW // 32).to(torch.float8_e8m0fnu),
+            "wkv.weight": self.matrix((self.streams + 1) * WIDTH, (GRAM - 1) * TABLES * ROW, OF_GRAMS),
+            "q_weight": torch.ones(self.streams, WIDTH),
+            "k_weight": torch.ones(self.streams, WIDTH),
+        }
+
+
+def tables() -> Iterator[Iterator[int]]:
+    """Of each layer that looks n-grams up how long its tables are: primes, none of which two tables share."""
+    seen = set[int]()
+
+    def of_layer() -> Iterator[int]:
+        for _ in range(GRAM - 1):
+            length = LEAST - 1
+            for _ in range(TABLES):
+                length = next(n for n in itertools.count(length + 1) if n not in seen and is_prime(n))
+                seen.add(length)
+                yield length
+
+    yield from (of_layer() for _ in LOOKED_UP)
+
+
+def is_prime(number: int) -> bool:
+    return number > 1 and all(number % factor for factor in range(2, int(number**0.5) + 1))
+
+
+def folded() -> int:
+    """How many tokens are left that differ in more than case, accents, and spaces."""
+    blank = "\ue000"
+    fold = normalizers.Sequence(
+        [
+            *(normalizers.NFKC(), normalizers.NFD(), normalizers.StripAccents(), normalizers.Lowercase()),
+            *(normalizers.Replace(Regex(r"[ \t\r\n]+"), " "), normalizers.Replace(Regex(r"^ $"), blank)),
+            *(normalizers.Strip(), normalizers.Replace(blank, " ")),
+        ]
+    )
+    tokens = Tokenizer.from_file(str(EXAMPLES / "target" / "tokenizer.json"))
+    texts = [tokens.decode([token], skip_special_tokens=False) for token in range(tokens.get_vocab_size())]
+    parts = (text if "\ufffd" not in text else None for text in texts)
+    return len({(token, "") if part is None else fold.normalize_str(part) or part for token, part in enumerate(parts)})
+
+
+def described(of: dict[str, Any], rows: list[int]) -> dict[str, Any]:
+    """The `config.json` of a model whose layers look up in tables of so many rows."""
+    base = about(of, STREAMS) | BLOCKS
+    own = ("architectures", "model_type", "num_hidden_layers", "compress_ratios", "bos_token_id", "eos_token_id")
+    text = {name: value for name, value in base.items() if name not in own}
+    return {
+        "architectures": ["DeepseekV41ForCausalLM"],
+        "model_type": "deepseek_v41",
+        "torch_dtype": "float32",
+        "bos_token_id": of["bos_token_id"],
+        "eos_token_id": of["eos_token_id"],
+        "text_config": text
+        | {
+            "model_type": "deepseek_v41_text",
+            "num_hidden_layers": len(RATIOS),
+            "compress_ratios": [*RATIOS, 0],
+            "kv_source_layer_ids": list(SOURCES),
+            "index_source_layer_ids": list(INDEXED),
+            "candidate_source_layer_id": CANDIDATES,
+            "candidate_topk_blocks": 64,
+            "candidate_block_size": 8,
+            "dspark_target_layer_ids": list(READ),
+            "engram_layer_ids": list(LOOKED_UP),
+            "engram_num_embeddings": rows,
+            "engram_max_ngram_size": GRAM,
+            "engram_vocab_size": LEAST,
+            "engram_n_heads": TABLES,
+            "engram_head_dim": ROW,
+            "engram_pad_token_id": 2,
+            "engram_compressed_vocab_size": folded(),
+        },
+    }
