@@ -49,3 +49,17 @@ def get_memory() -> Any:
 @at("runtime_context")
 def mamba_track_grid(tree_page: int) -> int:
     raise AssertionError("no target here keeps a recurrent state")
+
+
+@at("model_executor.model_runner_components.ngram_embedding_manager")
+class NgramEmbeddingManager:
+    """What a target has that looks n-grams up, if it has a hasher: it notes what it is told behind verifications."""
+
+    engram_hasher: Any
+
+    def __init__(self, engram_hasher: object = None) -> None:
+        self.engram_hasher, self.committed = engram_hasher, list[tuple[list[Any], ...]]()
+
+    def update_after_verify(self, *, verify_ids_2d: Any, req_pool_indices: Any, commit_lens: Any) -> None:
+        told = (verify_ids_2d, req_pool_indices, commit_lens)
+        self.committed.append(tuple(values.tolist() for values in told))

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
-from asked_servers import BACKENDS, OF_DRAFT, Asked, asked_of
+from asked_servers import BACKENDS, OF_DRAFT, Asked, asked_of, published
 from sglang.srt.arg_groups.choices import ATTENTION_BACKEND_CHOICES
 from sglang.srt.arg_groups.overrides import resolved_view
 from sglang.srt.speculative.adaptive_spec_params import _load_adaptive_config
@@ -36,6 +37,8 @@ SHAPED = ("EAGLE", "EAGLE3", "STANDALONE")
 """Algorithms of which SGLang says steps, topk and nodes."""
 FROM_RANKS, UP_TO_GIB, MOST_CAPTURED = (1, 2, 3, 4, 8, 16), 320, 1 << 16
 """Ranks of which the largest graph is asked, the most memory of a GPU, and the most requests of a graph."""
+OTHER_KERNELS = {"DeepseekV41ForCausalLM": "DSPARK"}
+"""Classes that directories name for which SGLang may take other kernels by itself, and an algorithm of each."""
 INDEXED = {"index_topk": 2048, "index_head_dim": 128, "index_n_heads": 64}
 """What a config.json has more where attention reads some of the rows: the cache is then called `dsa`."""
 
@@ -119,6 +122,7 @@ def resolved(folder: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
         "max_requests": dict(unusual(requests)),
         "pages": dict(sorted(pages({kind: asked_of(folder, name) for kind, name in USUAL.items()}))),
         **graphs(asked_of(folder, USUAL["mha"])),
+        "kernels": dict(kernels(folder)),
         "candidates": {str(size): entry["candidate_steps"] for size, entry in _load_adaptive_config(None)[1].items()},
     }
 
@@ -175,6 +179,20 @@ def sizes(asked: Asked, gpu: str, backend: str, drafts: Mapping[str, int]) -> di
         "sizes": [usual, *(size for size in PAGES if size != usual and page(size) == size)],
         "as": [part(name) for name in parts],
     }
+
+
+def kernels(folder: Path) -> Iterator[tuple[str, Any]]:
+    """Return by which kernels each of `OTHER_KERNELS` attends over compressed keys, from so many ranks on."""
+    for name, algorithm in OTHER_KERNELS.items():
+        asked = Asked(folder, name, published()[name][0])
+        rows: dict[str, dict[str, str]] = {}
+        for arch in ARCHS:
+            with patch("sglang.srt.utils.common.is_sm100_supported", lambda arch=arch: arch in ("sm_100", "sm_103")):
+                views = {n: resolved_view(asked.server(arch, algorithm=algorithm, tp_size=n)) for n in FROM_RANKS}
+            said = {ranks: view.dsv4_attn_backend for ranks, view in views.items()}
+            starts = [1, *(n for before, n in pairwise(FROM_RANKS) if said[n] != said[before])]
+            rows[arch] = {str(ranks): said[ranks] for ranks in starts}
+        yield from by_archs(name, rows)
 
 
 def graphs(asked: Asked) -> dict[str, dict[str, Any]]:

@@ -1,23 +1,36 @@
 """A model of DeepSeek-V4.1's kind, small and of random weights, with a draft that fills in blocks among them.
 
-Beside DeepSeek-V4 it has layers whose keys are compressed less and shared by others, and layers that look up what
-follows the last tokens of a text (Engram).
+Beside DeepSeek-V4 it has layers whose keys are compressed less and shared by others, layers that look up the last
+tokens of a text (Engram), and a tower that looks at pictures.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from head_layouts import EXAMPLES, read, write
-from sglang_compressed import BLOCKS, HEAD, INDEX_HEAD, INDEX_HEADS, QUERY, WIDTH, Weights, about, named
+from head_layouts import CONFIG, read, write
+from sglang_compressed import (
+    BLOCKS,
+    EXPERTS,
+    HEAD,
+    INDEX_HEAD,
+    INDEX_HEADS,
+    QUERY,
+    STREAMS,
+    WIDTH,
+    Weights,
+    about,
+    named,
+)
+from sglang_seers import name_places
+from sglang_vision import MERGED, MOST, PATCH
 from tokenizers import Regex, Tokenizer, normalizers
 from torch import Tensor
 
-STREAMS = 4
 RATIOS = (4, 128, 2, 2, 1, 1, 0)
 """Of each layer how many tokens have an entry of keys beside its window; none has 0."""
 SOURCES, INDEXED, CANDIDATES = (2, 4), (2, 4, 5), 4
@@ -27,6 +40,8 @@ LOOKED_UP, GRAM, TABLES, ROW, LEAST = (1, 3), 3, 2, 32, 400
 """
 READ = (3, 6)
 """Layers that the draft reads."""
+EYE, SEEN = 32, 255
+"""How wide the tower is, and the token that stands for a picture."""
 STRENGTH, OF_GRAMS = 0.1, 0.25
 """What layers add to the residual streams, and what n-grams do."""
 
@@ -37,16 +52,21 @@ def write_ngrams(folder: Path) -> None:
     embedding = torch.randn(of["vocab_size"], WIDTH, generator=random.source)
     head = random.matrix(of["vocab_size"], WIDTH, 8)
     weights = {"embed.weight": embedding, "head.weight": head, "norm.weight": torch.ones(WIDTH)}
-    lengths = [[*itertools.islice(numbers, (GRAM - 1) * TABLES)] for numbers in tables()]
+    rows = rows_of_tables()
     for number, ratio in enumerate(RATIOS):
         weights |= named(f"layers.{number}.", random.layer(ratio, STRENGTH))
         if ratio in (1, 2):
             weights |= named(f"layers.{number}.attn.", random.sources(number, ratio))
         if number in LOOKED_UP:
-            weights |= named(f"layers.{number}.engram.", random.lookups(sum(lengths[LOOKED_UP.index(number)])))
+            weights |= named(f"layers.{number}.engram.", random.lookups(rows[LOOKED_UP.index(number)]))
     stages = random.stages(embedding, head)
     weights |= named("mtp.", {name: weight for name, weight in stages.items() if "hc_head" not in name})
-    write(folder, weights, described(of, [*map(sum, lengths)]))
+    weights |= named("vision.", random.tower()) | random.joined_to_texts()
+    config = described(of, rows)
+    write(folder, weights, config)
+    name_places(folder)
+    config["text_config"]["engram_compressed_vocab_size"] = folded(folder)
+    (folder / CONFIG).write_text(json.dumps(config))
 
 
 class NgramWeights(Weights):
@@ -54,7 +74,8 @@ class NgramWeights(Weights):
 
     def layer(self, ratio: int, strength: float) -> dict[str, Tensor]:
         """A layer, without what makes entries of 1 and 2 tokens."""
-        return super().layer(0 if ratio in (1, 2) else ratio, strength)
+        biased = {"ffn.gate.bias_vl": torch.randn(EXPERTS, generator=self.source)}
+        return super().layer(0 if ratio in (1, 2) else ratio, strength) | biased
 
     def sources(self, number: int, ratio: int) -> dict[str, Tensor]:
         """What makes entries, if the layer does, and what chooses among them, if it does."""
@@ -63,7 +84,8 @@ class NgramWeights(Weights):
             made |= {"compressor.wkv.weight": self.matrix(HEAD, WIDTH), "compressor.norm.weight": torch.ones(HEAD)}
             if ratio > 1:
                 made["compressor.wgate.weight"] = self.matrix(HEAD, WIDTH)
-            made |= {"indexer.wk.weight": self.matrix(INDEX_HEAD, HEAD), "indexer.k_norm.weight": torch.ones(INDEX_HEAD)}
+            made["indexer.wk.weight"] = self.matrix(INDEX_HEAD, HEAD)
+            made["indexer.k_norm.weight"] = torch.ones(INDEX_HEAD)
         if number in INDEXED:
             made["indexer.wq_b.weight"] = self.matrix(INDEX_HEADS * INDEX_HEAD, QUERY)
             made["indexer.weights_proj.weight"] = self.matrix(INDEX_HEADS, WIDTH)
@@ -80,28 +102,44 @@ class NgramWeights(Weights):
             "k_weight": torch.ones(self.streams, WIDTH),
         }
 
+    def tower(self) -> dict[str, Tensor]:
+        """What looks at patches of pictures: a layer of attention."""
+        made = {"patch_embed.proj.weight": self.matrix(EYE, 3 * PATCH**2), "patch_embed.proj.bias": torch.zeros(EYE)}
+        for name, rows in {"wqkv": 3 * EYE, "wo": EYE}.items():
+            made[f"blocks.0.attn.{name}.weight"] = self.matrix(rows, EYE)
+            made[f"blocks.0.attn.{name}.bias"] = torch.zeros(rows)
+        made["blocks.0.mlp.w1.weight"] = self.matrix(4 * EYE, EYE)
+        made["blocks.0.mlp.w2.weight"] = self.matrix(EYE, 2 * EYE)
+        return made | {f"{norm}.weight": torch.ones(EYE) for norm in ("blocks.0.norm1", "blocks.0.norm2", "norm")}
 
-def tables() -> Iterator[Iterator[int]]:
-    """Of each layer that looks n-grams up how long its tables are: primes, none of which two tables share."""
-    seen = set[int]()
+    def joined_to_texts(self) -> dict[str, Tensor]:
+        """What makes rows of a text of those that the tower makes, and the rows around them."""
+        made = {f"image_{row}": torch.randn(WIDTH, generator=self.source) for row in ("start", "end", "newline")}
+        for name, columns in {"w1": MERGED**2 * EYE, "w2": WIDTH}.items():
+            made |= {f"aligner.{name}.weight": self.matrix(WIDTH, columns), f"aligner.{name}.bias": torch.zeros(WIDTH)}
+        return made
 
-    def of_layer() -> Iterator[int]:
+
+def rows_of_tables() -> list[int]:
+    """How many rows the tables of each layer have that looks n-grams up: primes, none of which two tables share."""
+    seen, rows = set[int](), list[int]()
+    for _ in LOOKED_UP:
+        before = sum(seen)
         for _ in range(GRAM - 1):
             length = LEAST - 1
             for _ in range(TABLES):
                 length = next(n for n in itertools.count(length + 1) if n not in seen and is_prime(n))
                 seen.add(length)
-                yield length
-
-    yield from (of_layer() for _ in LOOKED_UP)
+        rows.append(sum(seen) - before)
+    return rows
 
 
 def is_prime(number: int) -> bool:
     return number > 1 and all(number % factor for factor in range(2, int(number**0.5) + 1))
 
 
-def folded() -> int:
-    """How many tokens are left that differ in more than case, accents, and spaces."""
+def folded(folder: Path) -> int:
+    """How many tokens of a model are left that differ in more than case, accents, and spaces."""
     blank = "\ue000"
     fold = normalizers.Sequence(
         [
@@ -110,7 +148,7 @@ def folded() -> int:
             *(normalizers.Strip(), normalizers.Replace(blank, " ")),
         ]
     )
-    tokens = Tokenizer.from_file(str(EXAMPLES / "target" / "tokenizer.json"))
+    tokens = Tokenizer.from_file(str(folder / "tokenizer.json"))
     texts = [tokens.decode([token], skip_special_tokens=False) for token in range(tokens.get_vocab_size())]
     parts = (text if "\ufffd" not in text else None for text in texts)
     return len({(token, "") if part is None else fold.normalize_str(part) or part for token, part in enumerate(parts)})
@@ -127,6 +165,20 @@ def described(of: dict[str, Any], rows: list[int]) -> dict[str, Any]:
         "torch_dtype": "float32",
         "bos_token_id": of["bos_token_id"],
         "eos_token_id": of["eos_token_id"],
+        "image_token_id": SEEN,
+        "vision_config": {
+            "model_type": "deepseek_v41_vision",
+            "num_hidden_layers": 1,
+            "hidden_size": EYE,
+            "num_attention_heads": 2,
+            "intermediate_size": 2 * EYE,
+            "patch_size": PATCH,
+            "rope_theta": 10000.0,
+            "downsample_ratio": MERGED,
+            "max_image_tokens": MOST * (MOST + 1) + 2,
+            "min_pixels": PATCH**2,
+            "max_wh_ratio": MOST + 1,
+        },
         "text_config": text
         | {
             "model_type": "deepseek_v41_text",
@@ -145,6 +197,5 @@ def described(of: dict[str, Any], rows: list[int]) -> dict[str, Any]:
             "engram_n_heads": TABLES,
             "engram_head_dim": ROW,
             "engram_pad_token_id": 2,
-            "engram_compressed_vocab_size": folded(),
         },
     }

@@ -80,6 +80,16 @@ def see(folder: Path) -> None:
 
     Releases of transformers take another class for one that is not named, and texts are then other tokens.
     """
+    name_places(folder)
+    path = folder / "tokenizer_config.json"
+    about_tokens = json.loads(path.read_text())
+    kind = {"pad_token": about_tokens["eos_token"], "tokenizer_class": "Qwen2Tokenizer"}
+    path.write_text(json.dumps(about_tokens | kind))
+    (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR | {"processor_class": "Qwen3VLProcessor"}))
+
+
+def name_places(folder: Path) -> None:
+    """Let some tokens of a model's tokenizer stand for pictures."""
     path = folder / "tokenizer.json"
     tokenizer = json.loads(path.read_text())
     for word, unused in zip(WORDS, UNUSED, strict=True):
@@ -88,11 +98,6 @@ def see(folder: Path) -> None:
         flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
         tokenizer["added_tokens"].append({"id": token, "content": word, **flags, "special": True})
     path.write_text(json.dumps(tokenizer))
-    path = folder / "tokenizer_config.json"
-    about_tokens = json.loads(path.read_text())
-    kind = {"pad_token": about_tokens["eos_token"], "tokenizer_class": "Qwen2Tokenizer"}
-    path.write_text(json.dumps(about_tokens | kind))
-    (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR | {"processor_class": "Qwen3VLProcessor"}))
 
 
 OTHERS = ("architectures", "model_type", "decoder_sparse_step", "norm_topk_prob", "num_nextn_predict_layers")

@@ -1,8 +1,12 @@
-"""Models of DeepSeek-V4's kind: keys that are compressed beside a window, residual streams, a module that drafts."""
+"""Models of DeepSeek-V4's kind: keys that are compressed beside a window, residual streams, a module that drafts.
+
+Those of DeepSeek-V4.1's look n-grams and pictures up, too.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +18,14 @@ from engine_prompts import PREAMBLES
 from sglang_compressed import PAGE, STREAMS, WIDTH, WINDOW, write_compressed
 from sglang_family import Family, FamilyTests, Running, in_float32
 from sglang_files import ON_GPU, printed
+from sglang_ngrams import write_ngrams
 from sglang_programs import write_program
 from sglang_server import Variant, greedy
+from sglang_vision import with_pictures
 from sglang_workload import workload
 
 REQUESTS, FEWER = 200, 30
+OF_NGRAMS = int(os.environ.get("SPECC_TEST_REQUESTS", "60"))
 LONG, NEARLY = "".join(PREAMBLES) * 2, "".join((*PREAMBLES, *PREAMBLES[:3]))
 """What some prompts begin with: more than a page, which others find then, and nearly one, which answers fill."""
 OWN = Variant("EAGLE", "compressed", target="compressed", attention="dsv4", page=PAGE)
@@ -69,15 +76,46 @@ SHARED_BLOCKS = Family(
 )
 """Two ranks have a part each of the target's head, by which blocks are scored, and of what the Markov head adds."""
 
+NGRAMS = Variant("DSPARK", "ngrams", target="ngrams", attention="dsv4", page=PAGE)
+REPLAYED = ROOM | {"enable_decoder_swa_bounded_replay": True}
+"""What SGLang does by itself on a GPU: late layers prefill the end of a text alone."""
+LOOKED_UP = Family(
+    replace(NGRAMS, algorithm=None, draft=""),
+    [replace(NGRAMS, program=True, overlap=True), replace(NGRAMS, program=True, samples=True, head="weights")],
+    lambda folder: write_ngrams(folder / "ngrams"),
+    lambda folder: seen(folder, OF_NGRAMS, 7),
+    own=NGRAMS,
+    arguments=REPLAYED,
+    anew=True,
+    pools={"DSPARK": ["DeepSeekV4TokenToKVPool", "DeepSeekV4TokenToKVPool"]},
+)
+"""Layers hash the last tokens of a text, which a step has to commit. Some requests have pictures."""
+PARTED_NGRAMS = replace(NGRAMS, draft="tables", target="tables")
+SHARED_NGRAMS = Family(
+    replace(PARTED_NGRAMS, algorithm=None, draft=""),
+    [replace(PARTED_NGRAMS, program=True, overlap=True, ranks=2, experts=True)],
+    lambda folder: write_ngrams(folder / "tables"),
+    lambda folder: seen(folder, FEWER, 8),
+    arguments=REPLAYED,
+    anew=True,
+)
+"""Two ranks have a part each of the tables of n-grams and of the experts."""
+
+
+def seen(folder: Path, count: int, seed: int) -> list[dict[str, Any]]:
+    """So many requests, some of them with pictures, which lie in the folder."""
+    return [behind(number, request) for number, request in enumerate(with_pictures(workload(count, seed=seed), folder))]
+
 
 def behind(number: int, request: Mapping[str, Any]) -> dict[str, Any]:
     """The same request, if its number is even behind a longer text."""
     return {**request, "text": {0: LONG, 2: NEARLY}.get(number % 4, "") + request["text"]}
 
 
-FAMILIES = () if ON_GPU else (COMPRESSED, FILLED, SHARED, SHARED_BLOCKS)
+WHOLE = COMPRESSED, FILLED, LOOKED_UP
+FAMILIES = () if ON_GPU else (*WHOLE, SHARED, SHARED_BLOCKS, SHARED_NGRAMS)
 PROGRAMS = [(family, program) for family in FAMILIES for program in family.programs]
-COMPARED = [*PROGRAMS, (COMPRESSED, OWN), (FILLED, BLOCK)] if FAMILIES else []
+COMPARED = [*PROGRAMS, (COMPRESSED, OWN), (FILLED, BLOCK), (LOOKED_UP, NGRAMS)] if FAMILIES else []
 each_program = pytest.mark.parametrize(("family", "engine"), PROGRAMS, ids=str)
 
 
@@ -89,7 +127,7 @@ class TestCompressed(FamilyTests):
 def test_the_program_ran_the_steps_that_it_serves(family: Family, engine: Variant, engines: Running) -> None:
     state = engines.of(engine).state
     assert state["specc"]["proof"] == "passed"
-    assert state["specc"]["served"] > (100 if family in (COMPRESSED, FILLED) else 10)
+    assert state["specc"]["served"] > (100 if family in WHOLE else 10)
     assert state["specc"]["left"].keys() <= (set() if engine.samples else family.left)
     assert state["specc_testing"]["overlap"] == engine.overlap
     assert state["specc_testing"]["pools"] == COMPRESSED.pools["EAGLE"]
@@ -102,6 +140,14 @@ def test_texts_are_longer_than_windows_and_pages(family: Family, engines: Runnin
     outputs = [output for _, _, output in greedy(engines.of(family.alone))]
     assert max(output["prompt_tokens"] for output in outputs) > PAGE > WINDOW
     assert sum(output["cached_tokens"] >= PAGE for output in outputs) > 3
+
+
+@in_float32
+@pytest.mark.parametrize("family", [LOOKED_UP][: len(FAMILIES)], ids=str)
+def test_much_is_written_behind_pictures(family: Family, engines: Running) -> None:
+    """Whose tokens are no part of an n-gram."""
+    answers = [(request, output) for _, request, output in greedy(engines.of(family.programs[0]))]
+    assert sum(output["completion_tokens"] for request, output in answers if "pictures" in request) > 100
 
 
 @pytest.mark.parametrize("streams", [1, STREAMS])

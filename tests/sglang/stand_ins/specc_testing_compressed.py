@@ -15,8 +15,8 @@ MODELS = ("deepseek_v4.DeepseekV4ForCausalLM", "deepseek_v4_dspark.DeepseekV4For
 
 def compress_keys() -> None:
     """Let SGLang attend over compressed keys, and mix residual streams, on a CPU."""
-    from sglang.kernels.ops.attention.dsv4 import compress, metadata_kernel, norm_rope
     from sglang.kernels.ops.attention.dsv4 import attn as stores
+    from sglang.kernels.ops.attention.dsv4 import compress, metadata_kernel, norm_rope
     from sglang.kernels.ops.kvcache import dsv4_fp4_index_k_cache as fourths
     from sglang.kernels.ops.layernorm import mhc, mhc_head
     from sglang.srt.layers import engram
@@ -55,6 +55,7 @@ def compress_keys() -> None:
     allocation.get_last_loc_triton = allocation.get_last_loc_torch
     model_runner.adjust_config_with_unaligned_cpu_tp = lambda config, *_: config  # the keys are every rank's
     torch.cpu.empty_cache = lambda: None
+    torch.cuda.is_current_stream_capturing = lambda: False
     stores._jit_fused_store_module = lambda **given: SimpleNamespace(run=store_finished(given["page_size"]))
     fourths.store_fp4_index_k_cache = store_indexed
     scoring.fp4_index_logits_decode = kernels.score_fourths

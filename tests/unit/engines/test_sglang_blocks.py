@@ -11,6 +11,8 @@ import pytest
 import torch
 from fakes.sglang_blocks import MASK, DSparkWorkerV2, VanillaMarkov
 from fakes.sglang_server import SharedOutput, adapter
+from fakes.sglang_states import NgramEmbeddingManager
+from fakes.sglang_worker import ModelRunner
 from programs import planned
 from test_sglang_fit import misfits
 from test_sglang_worker import ALL, BATCHES, PROMPTS, Serve, counted, drawing, plan_of, run, serve
@@ -80,6 +82,24 @@ def test_requests_that_draw(serve: Serve, algorithm: str, overlap: bool) -> None
         server.begin({row: PROMPTS[row]}, **sampling)
     run(server, BATCHES, drawing(server, asked))
     assert server.worker.steps.tally.left == {}
+
+
+@overlapping
+def test_ngrams_are_looked_up_behind_what_is_text(
+    serve: Serve, algorithm: str, overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind each step SGLang is told which nodes are, up to the token that is verified next."""
+    manager = NgramEmbeddingManager("hasher")
+    monkeypatch.setattr(ModelRunner, "ngram_embedding_manager", manager, raising=False)
+    server = serve(plan_of(algorithm), overlap=overlap)
+    server.begin(PROMPTS)
+    run(server, BATCHES)
+    texts: dict[int, list[int]] = {row: [] for row in PROMPTS}
+    for step in manager.committed:
+        for nodes, row, length in zip(*step, strict=True):
+            texts[row] += nodes[:length]
+    assert texts == {row: request.output_ids[:-1] for row, request in server.requests.items()}
+    assert max(map(len, texts.values())) > len(BATCHES), "drafts are accepted"
 
 
 def test_drafts_lie_where_the_target_s_scores_will(

@@ -10,10 +10,19 @@ from typing import Any
 
 import pytest
 import torch
+from fakes.sglang_states import NgramEmbeddingManager
 
 from specc.engines.sglang.attention.recurrent import BesideStates, sized
 from specc.engines.sglang.attention.roles import Roles
-from specc.engines.sglang.parts.states import RecurrentStates, kept_at_ends, misfits, own_states, ring_of
+from specc.engines.sglang.parts.states import (
+    NgramHistory,
+    RecurrentStates,
+    kept_at_ends,
+    looks_up,
+    misfits,
+    own_states,
+    ring_of,
+)
 
 CURSORS = ("replayssm_spec_write_pos", "replayssm_cache_base", "replayssm_is_flush")
 ROWS, NODES = torch.tensor([4, 2, 0]), 3
@@ -269,3 +278,31 @@ def test_a_step_of_fewer_nodes_has_snapshots_as_kernels_write_them(nodes: int) -
     states = States(torch.zeros(1), None)
     pool.mamba_pool.mamba_cache = states
     assert sized(hybrid, nodes) is hybrid, "records are where they are"
+
+
+def test_nodes_are_committed_of_the_requests_of_a_step() -> None:
+    """A step is as wide as its shape, and padded; the memory of its nodes is another's when they are committed."""
+    target = worker()
+    target.target_worker.model_runner.ngram_embedding_manager = manager = NgramEmbeddingManager("hasher")
+    history = NgramHistory(target, plans(nodes=NODES + 1))
+    assert looks_up(target)
+    for width, lengths in ((NODES + 1, [2, 0]), (NODES, [1, NODES])):
+        tokens = torch.randint(1, 99, (3, width), generator=torch.Generator().manual_seed(width))
+        kept = tokens[:2].tolist()
+        history.keep(tokens)
+        tokens.fill_(-1)
+        history.commit(ROWS[:2], torch.tensor(lengths, dtype=torch.int32), width)
+        assert manager.committed.pop() == (kept, [4, 2], lengths)
+
+
+@pytest.mark.parametrize(
+    "manager", [{}, {"ngram_embedding_manager": NgramEmbeddingManager()}], ids=["none", "no hasher"]
+)
+def test_nothing_is_kept_of_a_target_that_looks_no_ngrams_up(manager: dict[str, NgramEmbeddingManager]) -> None:
+    target = worker()
+    vars(target.target_worker.model_runner).update(manager)
+    history = NgramHistory(target, plans())
+    assert not looks_up(target)
+    history.keep(torch.ones(3, NODES, dtype=torch.int64))
+    history.commit(ROWS, torch.ones(3, dtype=torch.int32), NODES)
+    assert not any(of.committed for of in manager.values())

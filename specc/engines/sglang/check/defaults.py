@@ -119,6 +119,15 @@ def on_their_way(requests: int | None) -> int:
     return 2 * requests if requests is not None and requests <= FEW_REQUESTS else 0
 
 
+def compressed_kernels(arch: str, written: str, ranks: int) -> str | None:
+    """Return the kernels that SGLang takes for compressed keys by itself, by the class that a directory names.
+
+    Return None where they are the same for all.
+    """
+    row = _rows("kernels").get((written, arch))
+    return None if row is None else str(_from(row, ranks))
+
+
 def most_captured(gpu: Gpu, ranks: int) -> int:
     """Return of how many requests SGLang's largest graph is, where nothing of it is written."""
     return _from(_from(ANSWERS.tables["most_captured"], gpu.memory), ranks)

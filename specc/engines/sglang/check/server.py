@@ -18,6 +18,7 @@ from specc.engines.sglang.check.defaults import (
     UNWRITTEN,
     Default,
     captured,
+    compressed_kernels,
     default,
     drafts,
     max_requests,
@@ -144,7 +145,7 @@ def started(arguments: Arguments, gpu: Gpu) -> Started:
     kind.check(arguments, (page_size.value, page_size.origin), str(attention["verify"].value))
     if device == CPU:
         _check_started(arguments, kind, "cpu", f"{drafting.algorithm} on a CPU")
-    facts = _facts(arguments, drafting, target[1], attention, device, ranks, groups)
+    facts = _facts(arguments, drafting, target[1], attention, gpu, device, ranks, groups)
     models = {"target": target} | ({} if drafting.draft is None else {"draft": drafting.draft})
     server = Started(
         gpu, drafting.algorithm, models, drafting.origin, attention, page_size, *drafting.sizes,
@@ -160,6 +161,7 @@ def _facts(
     drafting: DraftSource,
     target: ModelFacts,
     attention: Mapping[str, Fact],
+    gpu: Gpu,
     device: str,
     ranks: int,
     groups: int,
@@ -181,7 +183,7 @@ def _facts(
         candidates=drafting.candidates,
         ring=_ring(arguments, drafting) if of_target.state == GDN else 0,
         kept_at_ends=bool(of_target.state) and _kept_at_ends(arguments, device),
-        settings=_settings(arguments, kind),
+        settings=_settings(arguments, kind) | _kernels(arguments, target, gpu, ranks),
     )
 
 
@@ -340,11 +342,20 @@ def _settings(arguments: Arguments, kind: KindOfDraft | None) -> dict[str, objec
     return settings
 
 
+def _kernels(arguments: Arguments, target: ModelFacts, gpu: Gpu, ranks: int) -> dict[str, object]:
+    """Return the setting of kernels for compressed keys where that is left to SGLang, which takes some by itself."""
+    name = "dsv4_attn_backend"
+    kernels = compressed_kernels(gpu.arch, str(target.values.get("architecture", "")), ranks)
+    return {name: kernels} if kernels and arguments.text(argument(name), "auto") == "auto" else {}
+
+
 def _hint(refusal: Refusal, server: Server) -> str | None:
     """Return what would be served instead."""
     if refusal.about in NAMES:
         served, _ = served_anyhow(server.conditions)[refusal.about]
         name = argument(refusal.about)
+        if served[0] == "auto":  # which may be what is refused
+            return f"write {name} {served[1]}"
         return f"leave {name} out" + (
             "" if served[0] in (None, False) else f", or write {' or '.join(map(str, served))}"
         )

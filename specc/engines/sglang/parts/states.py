@@ -142,7 +142,7 @@ class NgramHistory:
             self._nodes[: tokens.numel()].copy_(tokens.flatten())
 
     def commit(self, rows: Tensor, accept_lens: Tensor, width: int) -> None:
-        """Behind a step of `width` nodes of each request: `accept_lens` i32[b] of those in pool rows i64[b] are text."""
+        """Behind a step of `width` nodes of each request: the first `accept_lens` i32[b] of rows i64[b] are text."""
         if self._manager is not None:
             nodes = self._nodes[: len(rows) * width].view(-1, width)
             self._manager.update_after_verify(verify_ids_2d=nodes, req_pool_indices=rows, commit_lens=accept_lens)

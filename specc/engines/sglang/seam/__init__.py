@@ -23,6 +23,7 @@ from .may import (
     INTERNAL_STATE,
     LOCKSTEP,
     MAY,
+    NGRAMS,
     RECORDS,
     RELAY,
     SIMULATED,
@@ -33,8 +34,8 @@ from .may import (
 from .must import MUST
 
 __all__ = [
-    "ADAPTIVE", "GRAMMARS", "HANDOVER", "INTERNAL_STATE", "LOCKSTEP", "MAY", "MUST", "RECORDS", "RELAY", "SIMULATED",
-    "STATES", "SWITCH", "WEIGHED",
+    "ADAPTIVE", "GRAMMARS", "HANDOVER", "INTERNAL_STATE", "LOCKSTEP", "MAY", "MUST", "NGRAMS", "RECORDS", "RELAY",
+    "SIMULATED", "STATES", "SWITCH", "WEIGHED",
 ]  # fmt: skip
 logger = logging.getLogger(__name__)
 ROOT = "sglang.srt"

@@ -12,6 +12,7 @@ SIMULATED = "SGLANG_SIMULATE_ACC_LEN changes SGLang's own steps alone"
 HANDOVER = "a server that decodes what another one prefills runs no program"
 LOCKSTEP = "a server whose attention is data parallel runs no program"
 STATES = "targets that keep a recurrent state are SGLang's"
+NGRAMS = "targets that look n-grams up are SGLang's"
 RECORDS = "a server that keeps records of states runs no program"
 WEIGHED = "a server that weighs drafts by what they were drawn from runs no program"
 ADAPTIVE = "a server that changes the number of its steps runs no program"
@@ -71,6 +72,11 @@ speculative.spec_utils.commit_mamba_states_after_verify(target_worker batch acce
 speculative.spec_utils.prepare_mamba_track_for_verify(batch)
 runtime_context.mamba_track_grid(tree_page)
 runtime_context: get_memory
+""",
+    NGRAMS: """
+model_executor.model_runner_components.ngram_embedding_manager.NgramEmbeddingManager: engram_hasher
+model_executor.model_runner_components.ngram_embedding_manager.NgramEmbeddingManager.update_after_verify(verify_ids_2d
+    req_pool_indices commit_lens)
 """,
     RECORDS: """
 mem_cache.memory_pool.MambaPool: linear_replayssm_cache_len replayssm_cache_base replayssm_is_flush

@@ -97,9 +97,10 @@ def _state(runner: Any) -> str:
 def _settings(worker: Any) -> dict[str, object]:
     """What the server was told, as far as `SETTINGS` has a word on it: by what came of it where SGLang keeps that."""
     parallel, spec, given = get_parallel(), get_spec(), worker.server_args
+    resolved = spec, getattr(get_exec(), "kernel", None)  # in the place of what was left to SGLang
     settings = {name: getattr(given, name) for name in NAMES if hasattr(given, name)}
     settings |= {name: flag(name) for name in NAMES if name.isupper()}
-    settings |= {name: getattr(spec, name) for name in NAMES if hasattr(spec, name)}
+    settings |= {name: getattr(of, name) for of in resolved for name in NAMES if hasattr(of, name)}
     runners = runners_of(worker).values()
     return settings | {
         **{name: getattr(parallel, name) for name in PARALLEL},

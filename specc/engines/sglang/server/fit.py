@@ -52,6 +52,7 @@ def misfits(plans: Mapping[Any, Any], worker: Any) -> list[str]:
     needed += [seam.LOCKSTEP] if server.groups > 1 else []
     recurrent = server.target is not None and bool(server.target.state)
     needed += [seam.STATES] if recurrent else []
+    needed += [seam.NGRAMS] if states.looks_up(worker) else []
     needed += [seam.RECORDS] if recurrent and get_exec().mamba.enable_linear_replayssm_spec else []
     needed += [seam.WEIGHED] if server.weighs and worker.kind.has_steps else []
     needed += [seam.ADAPTIVE] if server.candidates else []

@@ -220,7 +220,7 @@ TOO_MUCH = [
         ("Qwen3-8B", "mha"),
         ("DeepSeek-V3", "mla"),
         ("served/DeepSeek-V4-Flash", "compressed"),
-        ("served/DeepSeek-V4.1-Flash", "that of DeepseekV41ForCausalLM"),
+        ("served/DeepSeek-V4.1-Flash", "compressed"),
     ],
 )
 def test_where_sglang_keeps_keys_and_values(name: str, cache: str) -> None:

@@ -66,10 +66,42 @@ def test_a_draft_among_the_target_s_weights(folder: Path, named: bool) -> None:
 
 @pytest.mark.parametrize("named", [False, True])
 def test_the_same_of_a_later_model(folder: Path, named: bool) -> None:
-    """It keeps other entries, which no program has run with."""
-    reasons = said(alone(LATER) | ({"--speculative-draft-model-path": LATER} if named else {}))
-    assert "a KV pool of another kind for sliding windows of the target is not served" in reasons
-    assert "is missing" not in reasons
+    """Its text model is a part of what its directory says."""
+    more = {"--tp-size": "4"} | ({"--speculative-draft-model-path": LATER} if named else {})
+    resolved = config(folder, alone(LATER) | more, options=("--gpu", "b200"))
+    assert resolved.draft is not None
+    assert (resolved.algorithm, resolved.num_steps, resolved.draft.markov_rank) == ("DSPARK", 5, 256)
+    assert resolved.target.aux_layers == (41, 42, 43)
+    assert resolved.target.spec_width == 3 * 5120
+
+
+@pytest.mark.parametrize(
+    ("changes", "gpu", "reason"),
+    [
+        ({}, "h100", ""),
+        ({}, "b200", "other kernels for compressed keys (dsv4_attn_backend flashmla_mega)"),
+        ({"--dsv4-attn-backend": "flashmla"}, "b200", ""),
+        ({"--dsv4-attn-backend": "trtllm"}, "b200", "other kernels for compressed keys (dsv4_attn_backend trtllm)"),
+        ({"--enable-encoder-swa-bounded-replay": ""}, "h100", "windows that each request keeps for itself"),
+        ({"--speculative-algorithm": "EAGLE"}, "h100", "EAGLE for DeepseekV41ForCausalLM"),
+    ],
+)
+def test_what_a_later_model_is_not_served_with(
+    folder: Path, changes: dict[str, str | None], gpu: str, reason: str
+) -> None:
+    """On one B200 SGLang takes other kernels for it by itself, which are named as if somebody had written them."""
+    result = run("--gpu", gpu, "-o", folder / "written.yaml", "--", *words(alone(LATER) | changes))
+    assert result.exit_code == bool(reason), result.output
+    assert f"{reason} is not served" in " ".join(result.stderr.split()) or not reason
+    assert "flashmla_mega" not in reason or "write --dsv4-attn-backend flashmla" in result.stderr
+
+
+def test_a_context_that_is_written_late(folder: Path) -> None:
+    """A variable in front of the command asks SGLang for that."""
+    server = "SGLANG_DSPARK_DEFER_CONTEXT_KV=1", "sglang", "serve"
+    result = run("--gpu", "b200", "--", *server, *words(alone(LATER) | {"--tp-size": "4"}))
+    assert result.exit_code == 1
+    assert "a block's context that is written a step later" in " ".join(result.stderr.split())
 
 
 def test_it_says_how_long_its_blocks_are(folder: Path) -> None:
