@@ -284,7 +284,7 @@ def _chosen(pair: Pair, wanted: str | None, report: Report) -> Drafting:
     if draft is not None and not needed.draft:
         raise typer.BadParameter(f"{name} has no draft model: leave it out", param_hint="DRAFT")
     if draft is None and needed.draft:
-        draft = pair.modules if needed.modules is not None else None
+        draft = pair.modules if needed.modules is not None else pair.blocks if needed.target_hidden == "aux" else None
         if draft is None:
             raise typer.BadParameter(f"{name} drafts with a model: give its directory", param_hint="DRAFT")
     return Drafting(name, algorithm(name).summary, needed, fit, draft)

@@ -36,6 +36,7 @@ __all__ = ["HANDS_OVER", "Fact", "ModelFacts", "ModelUnreadableError", "director
 
 HANDS_OVER: dict[str, HiddenSource] = {
     "deepseek_v4": "hc_residual",
+    "deepseek_v41_text": "hc_residual",
     "qwen4_exp": "hc_residual",
     "qwen4_exp_text": "hc_residual",
     "hy_v4": "collapsed",

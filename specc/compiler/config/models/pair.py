@@ -93,6 +93,11 @@ class Pair:
         return self.draft if self.draft.named(_MODULE.pattern) else None
 
     @property
+    def blocks(self) -> Described | None:
+        """The target's own directory, where a draft of blocks is among its weights; None where there is none."""
+        return self.target if self.draft is None and "bundles_blocks" in self.target.said.facts else None
+
+    @property
     def one_layer_as_wide(self) -> bool:
         """Whether the draft is a single layer of the target's width."""
         draft, width = self.draft, self.target.number("hidden_size")

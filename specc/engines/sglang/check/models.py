@@ -144,9 +144,13 @@ def unread_draft(values: Mapping[str, Value], algorithm: str | None) -> str | No
 
 def unstarted(values: Mapping[str, Value], algorithm: str | None) -> str | None:
     """Return the algorithm and a target for which SGLang does not draft by it, in words; None where it does."""
-    written = _written(values)
-    served = next((of for begin, of in _STARTED_WITH.items() if written.startswith(begin)), (algorithm,))
-    return f"{algorithm} for {written}" if algorithm is not None and algorithm not in served else None
+    alone = algorithms_of(values)
+    return f"{algorithm} for {_written(values)}" if alone and algorithm is not None and algorithm not in alone else None
+
+
+def algorithms_of(values: Mapping[str, Value]) -> tuple[str, ...]:
+    """Return the algorithms by which alone SGLang drafts for a target; none where it drafts by any."""
+    return next((of for begin, of in _STARTED_WITH.items() if _written(values).startswith(begin)), ())
 
 
 def is_head(algorithm: str | None) -> bool:

@@ -12,7 +12,15 @@ from specc.engines.answers import OwnModules
 from specc.engines.sglang.check.adaptive import candidates_of, left_off
 from specc.engines.sglang.check.command_line import ADAPTIVE, ANSWERS, Arguments, argument
 from specc.engines.sglang.check.defaults import shape
-from specc.engines.sglang.check.models import architecture_of, as_draft, draft_in, marked, unread_draft, unstarted
+from specc.engines.sglang.check.models import (
+    algorithms_of,
+    architecture_of,
+    as_draft,
+    draft_in,
+    marked,
+    unread_draft,
+    unstarted,
+)
 from specc.engines.sglang.served import KINDS, NODES, STEPS, TOPK, KindOfDraft, kind_of
 
 Model = tuple[Path, ModelFacts]
@@ -72,7 +80,7 @@ def draft_source(arguments: Arguments, algorithm: str, target: Model | None) -> 
     if kind is None:  # which was reported
         return DraftSource(algorithm, None, None, "", None)
     if target is not None and (alone := unstarted(target[1].values, algorithm)) is not None:
-        arguments.refuse(alone, "write EAGLE, for which the target brings a module")
+        arguments.refuse(alone, f"write {' or '.join(algorithms_of(target[1].values))}: the target brings what drafts")
     if kind.model_less:
         sizes = _sizes(arguments, algorithm, kind, None, target)
         return DraftSource(algorithm, kind, None, f"none, {kind.model_less} in texts", sizes)

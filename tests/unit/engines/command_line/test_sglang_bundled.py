@@ -7,7 +7,11 @@ from pathlib import Path
 
 import published_models
 import pytest
+from typer.testing import CliRunner
 
+from specc.cli.main import app
+from specc.compiler.algorithms import names, needs
+from specc.compiler.config import load_config
 from specc.engines.sglang.kinds.block_drafts import CORRECTED_BLOCKS
 
 from .sglang_words import config, run, words
@@ -102,6 +106,28 @@ def test_a_context_that_is_written_late(folder: Path) -> None:
     result = run("--gpu", "b200", "--", *server, *words(alone(LATER) | {"--tp-size": "4"}))
     assert result.exit_code == 1
     assert "a block's context that is written a step later" in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize("model", [BUNDLING, LATER])
+def test_init_takes_the_draft_among_the_target_s_weights(folder: Path, model: str) -> None:
+    """Where the algorithm is wanted: a module is what others of the kind draft with."""
+    written = folder / "written.yaml"
+    words = ["init", model, "--engine", "sglang", "--gpu", "h100", "-o", str(written)]
+    result = CliRunner().invoke(app, [*words, "--algorithm", "DSPARK"])
+    assert result.exit_code == 0, result.output
+    assert f"sglang serve --model-path {model} --speculative-algorithm DSPARK\n" in result.stderr
+    resolved = load_config(written, names(), needs).config
+    assert (resolved.algorithm, resolved.num_steps) == ("DSPARK", 5)
+    unwanted = CliRunner().invoke(app, [*words, "--force"])
+    assert (unwanted.exit_code, "write DSPARK: the target brings what drafts" in unwanted.stderr) == (
+        (1, True) if model == LATER else (0, False)
+    )
+
+
+def test_init_of_a_target_that_has_no_such_draft(folder: Path) -> None:
+    result = CliRunner().invoke(app, ["init", BESIDE, "--algorithm", "DSPARK"])
+    assert result.exit_code == 2
+    assert "DSPARK drafts with a model" in result.stderr
 
 
 def test_it_says_how_long_its_blocks_are(folder: Path) -> None:
