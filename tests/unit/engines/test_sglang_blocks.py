@@ -85,13 +85,11 @@ def test_requests_that_draw(serve: Serve, algorithm: str, overlap: bool) -> None
 
 
 @overlapping
-def test_ngrams_are_looked_up_behind_what_is_text(
-    serve: Serve, algorithm: str, overlap: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ngrams_are_looked_up_behind_what_is_text(serve: Serve, overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind each step SGLang is told which nodes are, up to the token that is verified next."""
     manager = NgramEmbeddingManager("hasher")
     monkeypatch.setattr(ModelRunner, "ngram_embedding_manager", manager, raising=False)
-    server = serve(plan_of(algorithm), overlap=overlap)
+    server = serve(plan_of("DSPARK"), overlap=overlap)
     server.begin(PROMPTS)
     run(server, BATCHES)
     texts: dict[int, list[int]] = {row: [] for row in PROMPTS}

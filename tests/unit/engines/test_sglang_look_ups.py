@@ -75,7 +75,7 @@ def test_all_that_look_ups_touch_is_there(serve: Serve) -> None:
     serve(looked_up())
     seam = adapter("seam")
     assert seam.there(LOOK_UPS.absent)
-    assert [name for name in SRT._held if "ngram" in name] == [
+    assert [name for name in SRT._held if "speculative.ngram" in name] == [
         "sglang.srt.speculative.ngram_info",
         "sglang.srt.speculative.ngram_worker",
     ]
