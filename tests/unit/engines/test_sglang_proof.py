@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from specc.engines.sglang.parts.states import looks_up
 from specc.engines.sglang.server import proof
 from specc.engines.sglang.server.proof import LENGTHS, Heard, prove, proving
 from specc.runtime.plan.shape import Shape
@@ -25,9 +26,14 @@ def score(text: list[int]) -> Tensor:
 
 
 class Server:
-    """A worker, its runner and its table; what is in a KV slot is the token that was written there."""
+    """A worker, its runner and its table; what is in a KV slot is the token that was written there.
 
-    def __init__(self, slots: int = 64, second: int | None = None) -> None:
+    Where it `hashes` n-grams it has the last tokens of each row's text besides.
+    """
+
+    def __init__(self, slots: int = 64, second: int | None = None, *, hashes: bool = False) -> None:
+        self.last: dict[int, list[int]] = {}
+        self.ngram_embedding_manager = SimpleNamespace(engram_hasher=self if hashes else None)
         self.table = torch.arange(5 * 24, dtype=torch.int32).view(5, 24) % 7
         self.kv: dict[int, int] = {}
         self.req_to_token_pool = SimpleNamespace(req_to_token=self.table)
@@ -52,6 +58,8 @@ class Server:
             assert min(seconds) >= PAGE and max(seconds) < self.token_to_kv_pool.size_swa + PAGE
         self.kv |= dict(zip(slots, batch.input_ids.tolist(), strict=True))
         texts = batch.input_ids.split(batch.extend_seq_lens_cpu)
+        for row, text in zip(batch.req_pool_indices.tolist(), texts, strict=True):
+            self.last[row] = text[-2:].tolist()
         logits = torch.stack([score(text.tolist()) for text in texts])
         return SimpleNamespace(logits_output=SimpleNamespace(next_token_logits=logits))
 
@@ -81,6 +89,7 @@ class Step:
             assert self.pools.get("sampling_temperature", torch.zeros(6))[row] == 0
             slots = self.server.table[row, : self.pools["seq_lens"][row]].tolist()
             text = [*(self.server.kv[slot] for slot in slots), int(self.pools["bonus"][row])]
+            assert not looks_up(self.server) or self.server.last[row] == text[-3:-1]
             scores, draft = score(text), int(self.pools["topk_index"][row, 0])
             logits[place, 0] = score(text[:-1]) if self.fault == "scores" else scores
             order = scores.argsort(descending=True).tolist()
@@ -130,9 +139,10 @@ def proved(
     heard_before: bool = False,
     steps: int = 3,
     second: int | None = None,
+    hashes: bool = False,
 ) -> None:
     """Prove a step, perhaps again once it is captured; whatever comes of it, tables are as they were."""
-    server = Server(slots, second)
+    server = Server(slots, second, hashes=hashes)
     made = plan(buckets, steps)
     forwards = SimpleNamespace(target=lambda rows, logits: SimpleNamespace(logits=logits))
     heard = Heard(forwards, made, server.table)
@@ -151,6 +161,11 @@ def proved(
             assert server.token_to_kv_pool.full_to_swa_index_mapping.unique().tolist() == [-1, 0]
         after: Mapping[str, Tensor] = {**step.pools, "table": server.table}
         assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_step_reads_the_last_tokens_before_its_own() -> None:
+    """Those of which n-grams are made; what the scores are compared with has written one token more."""
+    proved(None, hashes=True)
 
 
 @pytest.mark.parametrize("sampling", [False, True])
