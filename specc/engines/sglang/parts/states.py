@@ -120,8 +120,8 @@ class NgramHistory:
     """The last tokens of texts, by which a target looks n-grams up (Engram); nothing where none does.
 
     SGLang keeps those before the token that is verified next, by pool row, and hashes nodes together with them. A
-    prefill writes them, and behind each verification SGLang's worker moves accepted nodes there, by a launch of its own
-    that no graph of its own holds. So that is called behind a program's step, too.
+    prefill writes them, and behind each verification SGLang's worker moves accepted nodes there, by a launch that by
+    default is in none of its graphs. So that is called behind a program's step, too.
 
     Args:
         worker: a worker of SGLang's.
