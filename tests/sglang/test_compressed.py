@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from engine_job import specc
 from engine_prompts import PREAMBLES
-from sglang_compressed import PAGE, STREAMS, WIDTH, WINDOW, write_compressed
+from compressed_models import PAGE, STREAMS, WIDTH, WINDOW, write_compressed
 from sglang_family import Family, FamilyTests, Running, in_float32
 from sglang_files import ON_GPU, printed
 from sglang_ngrams import write_ngrams

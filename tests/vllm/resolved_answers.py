@@ -261,7 +261,7 @@ def resolved() -> dict[str, dict[str, Any]]:
         | {f"mha on {ON_CPU}": {"usual": cpu["name"]}},
         "backends": dict(entry for name, rows in of_backends.items() for entry in by_archs(name, rows))
         | {f"{cpu['name']} on {ON_CPU}": {"block": cpu["block"], "captured": False}},
-        "blocks": {"usual": BLOCK},
+        "blocks": {"usual": BLOCK} | dict.fromkeys(OWN_LAYERS, answer.window_block()),
         "max_requests": dict(by_archs("usual", {arch: requests(arch) for arch in ARCHS})) | {ON_CPU: cpu["requests"]},
         "largest_graph": graphs(),
         "sampled": {name: ChatCompletionRequest._DEFAULT_SAMPLING_PARAMS.default[name] for name in SAMPLED},

@@ -27,6 +27,7 @@ __all__ = [
     "BLOCK",
     "KINDS",
     "METHODS",
+    "OWN_LAYERS",
     "PROBABILISTIC",
     "SETTINGS",
     "SPECULATIVE",
@@ -44,6 +45,11 @@ __all__ = [
 
 TESTED = ("0.32.0", "0.33.0")
 """The versions of vLLM that `make vllm` runs programs in."""
+OWN_LAYERS = "DeepseekV4For"
+"""How the names of classes begin whose layers have attention of their own, over compressed rows and a window.
+
+Layers of their drafts have the window alone, in blocks of its own.
+"""
 
 
 class Setting(NamedTuple):

@@ -254,6 +254,16 @@ def test_where_one_rank_fails_all_do(second: GroupCoordinator) -> None:
         parallel.alike(lambda: 7)
 
 
+@pytest.mark.parametrize("where", ["deepseek_v4.nvidia.dspark", "deepseek_v41.nvidia.dspark"])
+def test_a_draft_of_another_model_is_none_of_the_same_name(where: str) -> None:
+    """The classes of DeepSeek-V4 and V4.1 are called alike, and the bias of a draft topk is another again."""
+    model = type("DSparkDeepseekV4ForCausalLM", (), {"__module__": f"vllm.models.{where}"})()
+    speculator = SimpleNamespace(model=model, _draft_topk=8)
+    what = "dspark_draft_topk" if "v41" not in where else "a DSparkDeepseekV4ForCausalLM of vllm.models.deepseek_v41"
+    with pytest.raises(RuntimeError, match=what):
+        importlib.import_module(BLOCKS).markov_tables(speculator, None)
+
+
 @pytest.mark.parametrize("scores", ["all", "a part by a file", "a part of its own"])
 def test_biases_are_of_the_tokens_that_are_scored(scores: str) -> None:
     """Where a file says which these are, the program takes their rows of those of all tokens."""

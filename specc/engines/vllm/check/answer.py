@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.metadata
+import inspect
 import json
 import os
 import sys
@@ -97,9 +98,21 @@ def kept_step(config: Any) -> int | None:
     return FLASHINFER_GDN_CHECKPOINT_ALIGNMENT if prefills == "flashinfer" else None
 
 
+def window_block() -> int:
+    """Return the tokens of a block of windows in layers that have attention of their own."""
+    from vllm.v1.attention.backends.mla.sparse_swa import DeepseekV4SWACache
+
+    return inspect.signature(DeepseekV4SWACache).parameters["block_size"].default
+
+
 def page_size(config: Any) -> int | None:
-    """Return the tokens of a block where they are written or follow from a recurrent state; None otherwise."""
+    """Return the tokens of a block where they are written, or follow from a recurrent state or from the class.
+
+    None where attention alone decides on it.
+    """
     model, cache = config.model_config, config.cache_config
+    if model.architecture.startswith(served.OWN_LAYERS):
+        return window_block()
     if model.is_hybrid:
         with set_current_vllm_config(config):
             heads = model.get_num_attention_heads(config.parallel_config)

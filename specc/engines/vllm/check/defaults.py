@@ -12,9 +12,8 @@ from typing import Any
 
 from specc.compiler.config.archs import CPU, Gpu
 from specc.engines.vllm.check.command_line import ANSWERS
+from specc.engines.vllm.served import OWN_LAYERS
 
-OWN_LAYERS = "DeepseekV4For"
-"""How the names of classes begin whose layers have attention of their own, over compressed rows and a window."""
 SINKS = r"GptOss|MiMoV2"
 """Those whose softmax has sinks; only a model that is built says it, of its config.json and its class."""
 
@@ -47,6 +46,10 @@ def is_captured(backend: str, gpu: Gpu) -> bool:
 
 BLOCK: int = ANSWERS.tables["blocks"]["usual"]
 """Tokens of a block, where the backends have it."""
+
+
+WINDOWS: Mapping[str, int] = {name: size for name, size in ANSWERS.tables["blocks"].items() if name != "usual"}
+"""Of classes with attention of their own: tokens of a block of windows, the only ones that layers of drafts have."""
 
 
 def block_of(backends: set[str], gpu: Gpu) -> int:

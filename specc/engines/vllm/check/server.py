@@ -26,8 +26,8 @@ from specc.engines.vllm.check.command_line import (
 )
 from specc.engines.vllm.check.defaults import (
     BLOCK,
-    OWN_LAYERS,
     SAMPLED,
+    WINDOWS,
     attention,
     block_of,
     buckets_up_to,
@@ -38,7 +38,7 @@ from specc.engines.vllm.check.defaults import (
 from specc.engines.vllm.check.pages import caches_prefixes, hybrid_block
 from specc.engines.vllm.check.preset import VLLM
 from specc.engines.vllm.check.speculation import Speculation, given_target, speculation
-from specc.engines.vllm.served import KINDS, METHODS, SETTINGS, Refusal, Server, refusals
+from specc.engines.vllm.served import KINDS, METHODS, OWN_LAYERS, SETTINGS, Refusal, Server, refusals
 
 RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 """vLLM's variable that chooses the model runner, where that is possible."""
@@ -335,6 +335,8 @@ def _page(
             return size
         hint = "give --page-size N: the server's log says it, 'Setting attention block size to N tokens'"
         arguments.wrong("blocks of a model with recurrent state are as large as that state, which is not known", hint)
+    if (size := WINDOWS.get(str(target.values.get("architecture", ""))[: len(OWN_LAYERS)])) is not None:
+        return Fact(size, "vLLM's for the windows of this class, which layers of its drafts have alone")
     if (written := arguments.number("--block-size")) is not None:
         return Fact(written, "--block-size")
     size = block_of(named, gpu)

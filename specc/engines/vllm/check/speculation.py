@@ -14,6 +14,7 @@ from specc.compiler.config.presets.contract import OWN_HEADS
 from specc.compiler.support.speculators import MARK, verifier
 from specc.engines.answers import OwnModules
 from specc.engines.vllm.check.command_line import ANSWERS, SPECULATION, Arguments
+from specc.engines.vllm.check.preset import UNTRIED
 from specc.engines.vllm.served import ALGORITHMS, METHODS, is_assistant, kind_of, turns
 
 MODULES = next(name for name, method in METHODS.items() if method.modules)
@@ -110,10 +111,15 @@ def _of_model(
     steps: int | None,
 ) -> Speculation | None:
     """Return the speculation of a method that a model drafts by."""
-    if not drafting and method in METHODS and METHODS[method].at_once:
-        arguments.refuse(f"a draft of the method {method} in the target's own checkpoint", "give a draft of its own")
+    bundled = not drafting and method in METHODS and METHODS[method].at_once
+    if bundled and target is not None and not (METHODS[method].bundled and "bundles_blocks" in target[1].said.facts):
+        message = f"there is no draft of the method {method} among the target's own weights"
+        arguments.wrong(message, f"give {SPECULATION}.model")
         return None
-    own = method.endswith("mtp") and not drafting
+    if bundled and target is not None and (named := [*filter(UNTRIED.__contains__, target[1].classes)]):
+        arguments.refuse(f"a draft among the weights of a {named[0]}", "give a draft of its own")
+        return None
+    own = bundled or (method.endswith("mtp") and not drafting)
     draft = target if own else arguments.model(f"{SPECULATION}.model", drafting, describe)
     if draft is None:
         return None
@@ -139,7 +145,8 @@ def _of_model(
     several = modules is not None and int(drafted.value) > int(modules)
     if kind == MODULES and several and int(drafted.value) % int(modules or 1):
         arguments.wrong(f"{SPECULATION}.num_speculative_tokens is no multiple of the draft's {modules} modules")
-    origin = f"modules of the target's own, which {SPECULATION} names no other for" if own else f"{SPECULATION}.model"
+    what = "weights" if bundled else "modules"
+    origin = f"{what} of the target's own, which {SPECULATION} names no other for" if own else f"{SPECULATION}.model"
     return Speculation(Fact(kind, named), draft, origin, drafted)
 
 

@@ -44,7 +44,7 @@ MARKOV_BLOCKS = KindOfDraft(
     algorithms={
         "DSPARK": (
             Method(
-                "dspark", stated=True, names=("dspark",), at_once=True, formats={"dspark": False},
+                "dspark", stated=True, names=("dspark",), at_once=True, bundled=True, formats={"dspark": False},
                 classes=(
                     "Qwen3DSparkModel", "Qwen3OmniDSparkModel", "MuseSparkDSparkModel", "Gemma4DSparkModel",
                     "DSparkDraftModel",

@@ -25,6 +25,7 @@ class Method:
         model_less: whether no model drafts.
         in_place: whether the word may stand where a draft's name does.
         at_once: whether all drafts are made in one forward.
+        bundled: whether a target may have a draft of it among its own weights.
         first_runner: whether vLLM has it in its first model runner alone.
 
     """
@@ -41,6 +42,7 @@ class Method:
     model_less: bool = False
     in_place: bool = False
     at_once: bool = False
+    bundled: bool = False
     first_runner: bool = False
 
     def called(self, architecture: str) -> str:

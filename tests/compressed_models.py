@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,9 @@ from torch import Tensor
 
 RATIOS = (0, 4, 128, 4)
 """Of each layer how many tokens have an entry of keys beside its window; none has 0, and neither has the module."""
-EXPERTS = 2
-WIDTH, STREAMS, HEADS, QUERY, GROUPS, OUTPUT, INNER = 64, 4, 4, 32, 2, 16, 64
+WIDTH, STREAMS, HEADS, QUERY, GROUPS, INNER = 64, 4, 4, 32, 2, 64
 HEAD, ROTATED, WINDOW, PAGE = 512, 64, 128, 256
-"""What SGLang has kernels for: the size of a head, what of it turns with the position, windows, and pages."""
+"""What engines have kernels for: the size of a head, what of it turns with the position, windows, and pages."""
 INDEX_HEADS, INDEX_HEAD, PICKED = 2, 128, 512
 """Sizes of the indexer, which picks so many entries of every fourth token."""
 STRENGTH = 0.1
@@ -30,12 +30,26 @@ QUIET = 0.2
 """How much of a block's own scores is left beside those of its Markov head, which say what follows each token."""
 
 
-def write_compressed(folder: Path, streams: int = STREAMS, *, blocks: bool = False) -> None:
+@dataclass(frozen=True)
+class Sizes:
+    """Those for which an engine may have kernels of other sizes: experts, how many a token has, and O's low rank."""
+
+    experts: int = 2
+    chosen: int = 1
+    output: int = 16
+
+
+SMALL = Sizes()
+
+
+def write_compressed(
+    folder: Path, streams: int = STREAMS, *, blocks: bool = False, sizes: Sizes = SMALL, **said: Any
+) -> None:
     """Write target and module into one folder, as they are published, with so many residual streams.
 
-    With `blocks` a draft that fills in blocks stands in the place of the module.
+    With `blocks` a draft that fills in blocks stands in the place of the module. `said` are keys of `config.json`.
     """
-    of, random = read("target")[1], Weights(streams)
+    of, random = read("target")[1], Weights(streams, sizes)
     embedding = torch.randn(of["vocab_size"], WIDTH, generator=random.source)
     head = random.matrix(of["vocab_size"], WIDTH, 8)
     weights = {"embed.weight": embedding, "head.weight": head, "norm.weight": torch.ones(WIDTH)}
@@ -43,7 +57,7 @@ def write_compressed(folder: Path, streams: int = STREAMS, *, blocks: bool = Fal
     for number, ratio in enumerate(RATIOS):
         weights |= named(f"layers.{number}.", random.layer(ratio, STRENGTH))
     weights |= named("mtp.", random.stages(embedding, head) if blocks else random.module())
-    write(folder, weights, about(of, streams) | (BLOCKS if blocks else {}))
+    write(folder, weights, about(of, streams, sizes) | (BLOCKS if blocks else {}) | said)
 
 
 def named(before: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -54,8 +68,8 @@ def named(before: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 class Weights:
     """Random weights of parts of a model with so many residual streams, by the names that they have in a part."""
 
-    def __init__(self, streams: int) -> None:
-        self.streams, self.source = streams, torch.Generator().manual_seed(1)
+    def __init__(self, streams: int, sizes: Sizes) -> None:
+        self.streams, self.sizes, self.source = streams, sizes, torch.Generator().manual_seed(1)
 
     def matrix(self, rows: int, columns: int, strength: float = 1.0) -> Tensor:
         return torch.randn(rows, columns, generator=self.source) * strength / math.sqrt(columns)
@@ -87,12 +101,12 @@ class Weights:
             "attn.wkv.weight": self.matrix(HEAD, WIDTH),
             "attn.kv_norm.weight": torch.ones(HEAD),
             "attn.attn_sink": torch.randn(HEADS, generator=self.source),
-            "attn.wo_a.weight": self.matrix(GROUPS * OUTPUT, HEADS * HEAD // GROUPS),
-            "attn.wo_b.weight": self.matrix(WIDTH, GROUPS * OUTPUT, strength),
+            "attn.wo_a.weight": self.matrix(GROUPS * self.sizes.output, HEADS * HEAD // GROUPS),
+            "attn.wo_b.weight": self.matrix(WIDTH, GROUPS * self.sizes.output, strength),
             "attn_norm.weight": torch.ones(WIDTH),
             "ffn_norm.weight": torch.ones(WIDTH),
-            "ffn.gate.weight": self.matrix(EXPERTS, WIDTH),
-            "ffn.gate.bias": torch.zeros(EXPERTS),
+            "ffn.gate.weight": self.matrix(self.sizes.experts, WIDTH),
+            "ffn.gate.bias": torch.zeros(self.sizes.experts),
         }
         if ratio:
             weights |= named("attn.compressor.", self.compressor(ratio, HEAD))
@@ -100,7 +114,7 @@ class Weights:
             weights |= named("attn.indexer.compressor.", self.compressor(ratio, INDEX_HEAD))
             weights["attn.indexer.wq_b.weight"] = self.matrix(INDEX_HEADS * INDEX_HEAD, QUERY)
             weights["attn.indexer.weights_proj.weight"] = self.matrix(INDEX_HEADS, WIDTH)
-        for network in (*(f"experts.{expert}" for expert in range(EXPERTS)), "shared_experts"):
+        for network in (*(f"experts.{expert}" for expert in range(self.sizes.experts)), "shared_experts"):
             weights[f"ffn.{network}.w1.weight"] = self.matrix(INNER, WIDTH)
             weights[f"ffn.{network}.w3.weight"] = self.matrix(INNER, WIDTH)
             weights[f"ffn.{network}.w2.weight"] = self.matrix(WIDTH, INNER, strength / 4)
@@ -121,7 +135,7 @@ class Weights:
         for number in range(len(READ)):
             made |= named(f"{number}.", self.layer(0, STRENGTH))
         made |= named(f"{last}hc_head_", self.mixed(self.streams, 1))
-        markov = {"embed": embedding / embedding.square().mean(1, keepdim=True).sqrt(), "head": head.clone()}
+        markov = {"markov_w1": embedding / embedding.square().mean(1, keepdim=True).sqrt(), "markov_w2": head.clone()}
         return made | {
             "0.main_proj.weight": self.matrix(WIDTH, len(READ) * WIDTH),
             "0.main_norm.weight": torch.ones(WIDTH),
@@ -139,7 +153,7 @@ BLOCKS = {
 """What `config.json` says of such a draft."""
 
 
-def about(of: dict[str, Any], streams: int) -> dict[str, Any]:
+def about(of: dict[str, Any], streams: int, sizes: Sizes) -> dict[str, Any]:
     """The `config.json`, with the vocabulary of another model."""
     scaling = {"type": "yarn", "rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 512}
     return {name: of[name] for name in ("vocab_size", "bos_token_id", "eos_token_id")} | {
@@ -159,7 +173,7 @@ def about(of: dict[str, Any], streams: int) -> dict[str, Any]:
         "qk_rope_head_dim": ROTATED,
         "q_lora_rank": QUERY,
         "o_groups": GROUPS,
-        "o_lora_rank": OUTPUT,
+        "o_lora_rank": sizes.output,
         "index_n_heads": INDEX_HEADS,
         "index_head_dim": INDEX_HEAD,
         "index_topk": PICKED,
@@ -167,9 +181,9 @@ def about(of: dict[str, Any], streams: int) -> dict[str, Any]:
         "hc_eps": 1e-6,
         "hc_sinkhorn_iters": 4,
         "moe_intermediate_size": INNER,
-        "n_routed_experts": EXPERTS,
+        "n_routed_experts": sizes.experts,
         "n_shared_experts": 1,
-        "num_experts_per_tok": 1,
+        "num_experts_per_tok": sizes.chosen,
         "num_hash_layers": 0,
         "norm_topk_prob": True,
         "routed_scaling_factor": 1.5,

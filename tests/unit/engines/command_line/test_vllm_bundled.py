@@ -1,0 +1,89 @@
+"""`specc vllm check` of servers whose draft is among the weights of the target, which no argument names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import published_models
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from specc.cli.main import app
+from specc.compiler.algorithms import names, needs
+from specc.compiler.config import Config, load_config
+from specc.engines.vllm.check.defaults import WINDOWS
+
+STAGES, MODULE, LATER = "DeepSeek-V4-Flash-0731", "DeepSeek-V4-Flash", "DeepSeek-V4.1-Flash"
+"""The first has stages that fill in blocks, the second a module alone, and the third a class of its own."""
+PLAIN = "Llama-3.1-8B-Instruct"
+ANY, DRAWN = {"num_speculative_tokens": 7}, {"draft_sample_method": "probabilistic"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the models are, and the tests run."""
+    places = {name: published_models.PUBLISHED / "served" / name for name in (STAGES, MODULE, LATER)}
+    places[PLAIN] = published_models.PUBLISHED / PLAIN
+    models = {name: json.loads((place / "config.json").read_text()) for name, place in places.items()}
+    published_models.write(tmp_path, models)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(target: str, /, *more: str, **drafting: object) -> Result:
+    """A check of a server on a B200."""
+    words = ("vllm", "serve", target, "-tp", "4", *more, "--speculative-config", json.dumps(drafting))
+    return CliRunner().invoke(app, ["vllm", "check", "--gpu", "b200", "-o", "written.yaml", "--", *words])
+
+
+def config(*words: str, **drafting: object) -> Config:
+    """What is written."""
+    result = run(*words, **drafting)
+    assert result.exit_code == 0, result.output
+    return load_config(Path("written.yaml"), names(), needs).config
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_stages_among_the_target_s_weights(folder: Path, named: bool) -> None:
+    """Blocks may be longer than those that they were trained for: vLLM takes any number."""
+    resolved = config(STAGES, method="dspark", **ANY, **({"model": STAGES} if named else {}))
+    assert resolved.draft is not None
+    assert (resolved.algorithm, resolved.num_steps, resolved.draft.markov_rank) == ("DSPARK", 7, 256)
+    assert (resolved.target.aux_layers, resolved.target.spec_width) == ((41, 42, 43), 3 * 4096)
+    assert resolved.file.verify == "target_only"
+
+
+def test_stages_whose_drafts_are_drawn(folder: Path) -> None:
+    assert config(STAGES, method="dspark", **ANY, **DRAWN).file.verify == "rejection"
+
+
+@pytest.mark.parametrize(("model", "method"), [(STAGES, "dspark"), (MODULE, "mtp")])
+@pytest.mark.parametrize("block", [(), ("--block-size", "256")])
+def test_blocks_are_those_of_windows(folder: Path, model: str, method: str, block: tuple[str, ...]) -> None:
+    """Layers of such a draft have no others, whatever the target's have."""
+    resolved = config(model, *block, method=method, num_speculative_tokens=2)
+    assert {resolved.file.page_size} == {*WINDOWS.values()} == {64}
+
+
+@pytest.mark.parametrize(
+    ("model", "method", "reason"),
+    [
+        (LATER, "dspark", "a draft among the weights of a DeepseekV41ForCausalLM is not served"),
+        (MODULE, "dspark", "there is no draft of the method dspark among the target's own weights"),
+        (PLAIN, "dspark", "there is no draft of the method dspark among the target's own weights"),
+        (STAGES, "dflash", "there is no draft of the method dflash among the target's own weights"),
+    ],
+)
+def test_what_has_no_such_draft(folder: Path, model: str, method: str, reason: str) -> None:
+    result = run(model, method=method, **ANY)
+    assert result.exit_code == 1
+    assert reason in " ".join(result.stderr.split())
+    assert "Traceback" not in result.output
+
+
+def test_a_draft_of_a_later_class_by_its_name(folder: Path) -> None:
+    result = run(LATER, method="dspark", model=LATER, **ANY)
+    assert result.exit_code == 1
+    assert "of the class DeepseekV41ForCausalLM, is not served" in " ".join(result.stderr.split())
