@@ -65,6 +65,48 @@ def named(before: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {f"{before}{name}": of for name, of in weights.items()}
 
 
+def write_later(folder: Path, sizes: Sizes) -> None:
+    """Write a model of V4.1's kind with a draft of blocks, whose layers see windows alone, and one reads n-grams, too.
+
+    Streams are collapsed by how the part before has mixed them, so nothing says how the last ones are.
+    """
+    of, random = read("target")[1], Weights(STREAMS, sizes)
+    embedding = torch.randn(of["vocab_size"], WIDTH, generator=random.source)
+    head = random.matrix(of["vocab_size"], WIDTH, 8)
+    weights = {"embed.weight": embedding, "head.weight": head, "norm.weight": torch.ones(WIDTH)}
+    for number in range(LATER):
+        weights |= named(f"layers.{number}.", random.layer(0, STRENGTH))
+    weights |= named(f"layers.{GRAMS}.engram.", random.grams())
+    weights |= {f"image_{part}": torch.zeros(WIDTH) for part in ("start", "newline", "end")}
+    stages = {name: of for name, of in random.stages(embedding, head).items() if "hc_head" not in name}
+    weights |= named("mtp.", stages)
+    said = about(of, STREAMS, sizes)
+    top = {"architectures": ["DeepseekV41ForCausalLM"], "model_type": "deepseek_v41", "torch_dtype": "bfloat16"}
+    text = {name: value for name, value in said.items() if name not in ("architectures", "model_type", "torch_dtype")}
+    text |= BLOCKS | LATER_TEXT
+    write(folder, weights, top | {"text_config": text, "vision_config": {"num_hidden_layers": 1}})
+
+
+LATER, GRAMS, ENTRIES, COLUMNS, GRAM = 4, 1, 512, 4, 32
+"""Layers, which of them reads n-grams, entries of its table, how many a token looks up, and how wide they are."""
+LATER_TEXT = {
+    "model_type": "deepseek_v41_text",
+    "compress_ratios": [0] * (LATER + len(READ)),
+    "kv_source_layer_ids": [LATER + len(READ)],
+    "num_nextn_predict_layers": len(READ),
+    "swiglu_limit": 10.0,
+    "expert_dtype": "bf16",
+    "engram_layer_ids": [GRAMS],
+    "engram_num_embeddings": [ENTRIES],
+    "engram_max_ngram_size": 3,
+    "engram_n_heads": COLUMNS // 2,
+    "engram_head_dim": GRAM,
+    "engram_vocab_size": 101,
+    "engram_compressed_vocab_size": 1447,
+    "engram_pad_token_id": 0,
+}
+
+
 class Weights:
     """Random weights of parts of a model with so many residual streams, by the names that they have in a part."""
 
@@ -121,6 +163,17 @@ class Weights:
         for part in ("attn", "ffn"):
             weights |= named(f"hc_{part}_", self.mixed((2 + self.streams) * self.streams, 3))
         return weights
+
+    def grams(self) -> dict[str, Tensor]:
+        """What a layer reads of n-grams."""
+        table = torch.randn(ENTRIES, GRAM, generator=self.source)
+        return {
+            "embed.weight": table.to(torch.float8_e4m3fn),
+            "embed.scale": torch.full((ENTRIES, 1), 127, dtype=torch.uint8),  # one, as a power of two
+            "wkv.weight": self.matrix((self.streams + 1) * WIDTH, COLUMNS * GRAM, STRENGTH),
+            "q_weight": torch.ones(self.streams, WIDTH),
+            "k_weight": torch.ones(self.streams, WIDTH),
+        }
 
     def module(self) -> dict[str, Tensor]:
         """A module of multi-token prediction."""

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from compressed_models import PAGE, STREAMS, WIDTH, WINDOW, write_compressed
 from engine_job import specc
 from engine_prompts import PREAMBLES
-from compressed_models import PAGE, STREAMS, WIDTH, WINDOW, write_compressed
 from sglang_family import Family, FamilyTests, Running, in_float32
 from sglang_files import ON_GPU, printed
 from sglang_ngrams import write_ngrams

@@ -103,7 +103,10 @@ LAYER = SimpleNamespace(
 """Of latent rows, as DeepSeek-V3 has it."""
 BLOCK = CacheConfig.DEFAULT_BLOCK_SIZE
 SAMPLED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-OWN_LAYERS = {"DeepseekV4For": ("vllm.models.deepseek_v4.nvidia.model", "DSV4")}
+OWN_LAYERS = {
+    "DeepseekV4For": ("vllm.models.deepseek_v4.nvidia.model", "DSV4"),
+    "DeepseekV41For": ("vllm.models.deepseek_v41.nvidia.model", "DSV41"),
+}
 """What classes that have attention of their own begin with -> the module that chooses it, how these backends end."""
 OTHERS = r"(ROCM|XPU|CPU|AMX|TORCH|NO_ATTENTION|CUSTOM).*|.*_DSV\d+"
 """Backends that no GPU of NVIDIA's has, or that layers of their own alone have."""
@@ -261,7 +264,7 @@ def resolved() -> dict[str, dict[str, Any]]:
         | {f"mha on {ON_CPU}": {"usual": cpu["name"]}},
         "backends": dict(entry for name, rows in of_backends.items() for entry in by_archs(name, rows))
         | {f"{cpu['name']} on {ON_CPU}": {"block": cpu["block"], "captured": False}},
-        "blocks": {"usual": BLOCK} | dict.fromkeys(OWN_LAYERS, answer.window_block()),
+        "blocks": {"usual": BLOCK} | {begin: answer.window_block(begin) for begin in OWN_LAYERS},
         "max_requests": dict(by_archs("usual", {arch: requests(arch) for arch in ARCHS})) | {ON_CPU: cpu["requests"]},
         "largest_graph": graphs(),
         "sampled": {name: ChatCompletionRequest._DEFAULT_SAMPLING_PARAMS.default[name] for name in SAMPLED},

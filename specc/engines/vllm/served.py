@@ -39,17 +39,26 @@ __all__ = [
     "facts",
     "is_assistant",
     "kind_of",
+    "own_layers",
     "refusals",
     "turns",
 ]
 
 TESTED = ("0.32.0", "0.33.0")
 """The versions of vLLM that `make vllm` runs programs in."""
-OWN_LAYERS = "DeepseekV4For"
-"""How the names of classes begin whose layers have attention of their own, over compressed rows and a window.
+OWN_LAYERS = {
+    "DeepseekV4For": "models.deepseek_v4.attention.DeepseekV4Attention",
+    "DeepseekV41For": "models.deepseek_v41.attention.DeepseekV4Attention",
+}
+"""How the names of classes begin whose layers have attention of their own, over compressed rows and a window -> that.
 
 Layers of their drafts have the window alone, in blocks of its own.
 """
+
+
+def own_layers(architecture: str) -> str | None:
+    """Return the key of `OWN_LAYERS` that the name of a class begins with; None for any other class."""
+    return next(filter(architecture.startswith, OWN_LAYERS), None)
 
 
 class Setting(NamedTuple):

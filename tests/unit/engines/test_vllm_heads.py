@@ -254,13 +254,16 @@ def test_where_one_rank_fails_all_do(second: GroupCoordinator) -> None:
         parallel.alike(lambda: 7)
 
 
-@pytest.mark.parametrize("where", ["deepseek_v4.nvidia.dspark", "deepseek_v41.nvidia.dspark"])
-def test_a_draft_of_another_model_is_none_of_the_same_name(where: str) -> None:
-    """The classes of DeepSeek-V4 and V4.1 are called alike, and the bias of a draft topk is another again."""
-    model = type("DSparkDeepseekV4ForCausalLM", (), {"__module__": f"vllm.models.{where}"})()
-    speculator = SimpleNamespace(model=model, _draft_topk=8)
-    what = "dspark_draft_topk" if "v41" not in where else "a DSparkDeepseekV4ForCausalLM of vllm.models.deepseek_v41"
-    with pytest.raises(RuntimeError, match=what):
+@pytest.mark.parametrize(
+    ("name", "best", "why"),
+    [
+        ("DSparkDeepseekV4ForCausalLM", 8, "of the 8 best tokens"),
+        ("Gemma4DSparkForCausalLM", None, "is that of a Gemma4DSparkForCausalLM"),
+    ],
+)
+def test_a_bias_that_is_another_one(name: str, best: int | None, why: str) -> None:
+    speculator = SimpleNamespace(model=type(name, (), {})(), _draft_topk=best)
+    with pytest.raises(RuntimeError, match=why):
         importlib.import_module(BLOCKS).markov_tables(speculator, None)
 
 

@@ -33,6 +33,9 @@ BUNDLED = "bundled_"
 _OF_BUNDLED = "dspark_"
 _BUNDLED = tuple(f"{_OF_BUNDLED}{key}" for key in ("block_size", _RANK, "noise_token_id", "target_layer_ids"))
 """What a target says whose files have a draft of blocks among their own weights."""
+_READS_INPUTS = "deepseek_v41"
+"""The ``model_type`` of targets of whose layers such a draft reads what goes into them, the output of the one before.
+"""
 _PLACES = {"mask_token_id", "target_layer_ids"}
 """Keys by both of which a draft has places to fill, and rows of its target."""
 _TARGET_WIDTH = ("target_hidden_size", "backbone_hidden_size")
@@ -84,7 +87,8 @@ def bundled_facts(content: Mapping[str, Any]) -> dict[str, Fact]:
     if not said:
         return {}
     sizes = {key.removeprefix(_OF_BUNDLED): (key, options.get(key)) for key in _BUNDLED[:2]}
-    read = _layers(_BUNDLED[-1], options.get(_BUNDLED[-1]), 0)
+    first = int(content.get("model_type") == _READS_INPUTS)
+    read = _layers(_BUNDLED[-1], options.get(_BUNDLED[-1]), first)
     layers = {"num_layers": read["num_aux_layers"]} if read else {}
     there = {name: Fact(size, key) for name, (key, size) in sizes.items() if type(size) is int}
     bundled = {"fills_blocks": Fact(1, said[0]), **there, **read, **layers}

@@ -11,6 +11,7 @@ vLLM refuses the arguments there is `error` alone, with its message.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib
 import importlib.metadata
@@ -18,6 +19,7 @@ import inspect
 import json
 import os
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -98,11 +100,15 @@ def kept_step(config: Any) -> int | None:
     return FLASHINFER_GDN_CHECKPOINT_ALIGNMENT if prefills == "flashinfer" else None
 
 
-def window_block() -> int:
-    """Return the tokens of a block of windows in layers that have attention of their own."""
-    from vllm.v1.attention.backends.mla.sparse_swa import DeepseekV4SWACache
-
-    return inspect.signature(DeepseekV4SWACache).parameters["block_size"].default
+def window_block(begin: str) -> int:
+    """Return the tokens of a block of windows in layers of a key of `OWN_LAYERS`, as these make the cache of one."""
+    module, _, name = f"vllm.{served.OWN_LAYERS[begin]}".rpartition(".")
+    module = importlib.import_module(module)
+    source = textwrap.dedent(inspect.getsource(getattr(module, name).__init__))
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    [made] = [call for call in calls if ast.unparse(call.func) == "DeepseekV4SWACache"]
+    said = [ast.literal_eval(keyword.value) for keyword in made.keywords if keyword.arg == "block_size"]
+    return (said or [inspect.signature(module.DeepseekV4SWACache).parameters["block_size"].default])[0]
 
 
 def page_size(config: Any) -> int | None:
@@ -111,8 +117,8 @@ def page_size(config: Any) -> int | None:
     None where attention alone decides on it.
     """
     model, cache = config.model_config, config.cache_config
-    if model.architecture.startswith(served.OWN_LAYERS):
-        return window_block()
+    if (begin := served.own_layers(model.architecture)) is not None:
+        return window_block(begin)
     if model.is_hybrid:
         with set_current_vllm_config(config):
             heads = model.get_num_attention_heads(config.parallel_config)

@@ -12,7 +12,7 @@ from typing import Any
 
 from specc.compiler.config.archs import CPU, Gpu
 from specc.engines.vllm.check.command_line import ANSWERS
-from specc.engines.vllm.served import OWN_LAYERS
+from specc.engines.vllm.served import own_layers
 
 SINKS = r"GptOss|MiMoV2"
 """Those whose softmax has sinks; only a model that is built says it, of its config.json and its class."""
@@ -20,9 +20,8 @@ SINKS = r"GptOss|MiMoV2"
 
 def attention(gpu: Gpu, cache: str, dtype: str, architecture: str, *, small_cache: bool) -> str | None:
     """Return the attention backend of a model where none is written; None where vLLM has not said one."""
-    own = OWN_LAYERS if architecture.startswith(OWN_LAYERS) else None
     sinks = "sinks" if cache == "mha" and not gpu.is_cpu and re.match(SINKS, architecture) else None
-    said = _said("attention", own or sinks or cache, gpu) or {}
+    said = _said("attention", own_layers(architecture) or sinks or cache, gpu) or {}
     return said.get(f"{dtype} fp8" if small_cache else dtype, said.get("usual"))
 
 
@@ -48,8 +47,10 @@ BLOCK: int = ANSWERS.tables["blocks"]["usual"]
 """Tokens of a block, where the backends have it."""
 
 
-WINDOWS: Mapping[str, int] = {name: size for name, size in ANSWERS.tables["blocks"].items() if name != "usual"}
-"""Of classes with attention of their own: tokens of a block of windows, the only ones that layers of drafts have."""
+def window_block(architecture: str) -> int | None:
+    """Return the tokens of a block of windows, of which alone layers of a class's drafts have any; None of most."""
+    begin = own_layers(architecture)
+    return None if begin is None else ANSWERS.tables["blocks"][begin]
 
 
 def block_of(backends: set[str], gpu: Gpu) -> int:

@@ -10,14 +10,14 @@ from specc.compiler.config.presets.engine_tables import FieldBlock, TablesBlock
 from specc.engines.adapter_files import adapter_files
 from specc.engines.vllm.served import ALGORITHMS, KINDS, TESTED
 
-UNTRIED = ("DFlashLagunaForCausalLM", "MuseGlimmerAssistantModel", "DeepseekV41ForCausalLM")
+_UNTRIED = ("DFlashLagunaForCausalLM", "MuseGlimmerAssistantModel")
 """Classes of drafts of blocks that vLLM has, and in the place of whose steps no program has had the same texts."""
 
 
 def _unserved(asked: EngineNeeds) -> Iterator[tuple[tuple[str, ...], str]]:
     """Return what of a draft no server of vLLM's has a program run."""
     name = asked.models.get("draft", {}).get("architecture")
-    if name in UNTRIED:
+    if name in _UNTRIED:
         yield ("draft", "model"), f"a draft that fills in blocks, of the class {name},"
 
 

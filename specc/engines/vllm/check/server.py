@@ -27,18 +27,18 @@ from specc.engines.vllm.check.command_line import (
 from specc.engines.vllm.check.defaults import (
     BLOCK,
     SAMPLED,
-    WINDOWS,
     attention,
     block_of,
     buckets_up_to,
     is_captured,
     max_requests,
     most_captured,
+    window_block,
 )
 from specc.engines.vllm.check.pages import caches_prefixes, hybrid_block
 from specc.engines.vllm.check.preset import VLLM
 from specc.engines.vllm.check.speculation import Speculation, given_target, speculation
-from specc.engines.vllm.served import KINDS, METHODS, OWN_LAYERS, SETTINGS, Refusal, Server, refusals
+from specc.engines.vllm.served import KINDS, METHODS, SETTINGS, Refusal, Server, own_layers, refusals
 
 RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 """vLLM's variable that chooses the model runner, where that is possible."""
@@ -256,7 +256,7 @@ def _attention(arguments: Arguments, gpu: Gpu, role: str, described: Described, 
         arguments.wrong(
             f"which attention vLLM takes on {gpu.title} for {cache} is not known", "write --attention-backend"
         )
-    over = architecture if architecture.startswith(OWN_LAYERS) else cache
+    over = architecture if own_layers(architecture) else cache
     return Fact(backend or "", f"vLLM's choice on {gpu.title} for {over} in {dtype}")
 
 
@@ -335,7 +335,7 @@ def _page(
             return size
         hint = "give --page-size N: the server's log says it, 'Setting attention block size to N tokens'"
         arguments.wrong("blocks of a model with recurrent state are as large as that state, which is not known", hint)
-    if (size := WINDOWS.get(str(target.values.get("architecture", ""))[: len(OWN_LAYERS)])) is not None:
+    if (size := window_block(str(target.values.get("architecture", "")))) is not None:
         return Fact(size, "vLLM's for the windows of this class, which layers of its drafts have alone")
     if (written := arguments.number("--block-size")) is not None:
         return Fact(written, "--block-size")

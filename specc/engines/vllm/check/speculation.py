@@ -14,7 +14,6 @@ from specc.compiler.config.presets.contract import OWN_HEADS
 from specc.compiler.support.speculators import MARK, verifier
 from specc.engines.answers import OwnModules
 from specc.engines.vllm.check.command_line import ANSWERS, SPECULATION, Arguments
-from specc.engines.vllm.check.preset import UNTRIED
 from specc.engines.vllm.served import ALGORITHMS, METHODS, is_assistant, kind_of, turns
 
 MODULES = next(name for name, method in METHODS.items() if method.modules)
@@ -116,9 +115,6 @@ def _of_model(
         message = f"there is no draft of the method {method} among the target's own weights"
         arguments.wrong(message, f"give {SPECULATION}.model")
         return None
-    if bundled and target is not None and (named := [*filter(UNTRIED.__contains__, target[1].classes)]):
-        arguments.refuse(f"a draft among the weights of a {named[0]}", "give a draft of its own")
-        return None
     own = bundled or (method.endswith("mtp") and not drafting)
     draft = target if own else arguments.model(f"{SPECULATION}.model", drafting, describe)
     if draft is None:
@@ -129,7 +125,7 @@ def _of_model(
         return None
     if kind == MODULES and (brought := _brought(draft[1])) is not None and brought.architecture is None:
         what = f"modules of the class {', '.join(draft[1].classes)}, of which vLLM has none,"
-        arguments.refuse(what, f'write {SPECULATION}.method "dspark", which vLLM runs without a program')
+        arguments.refuse(what, f'write {SPECULATION}.method "dspark"')
         return None
     if (unread := _unread(kind, draft[1])) is not None:
         arguments.refuse(unread, "give a draft that vLLM has a class for")

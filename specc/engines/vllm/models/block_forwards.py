@@ -19,8 +19,6 @@ MARKOV = "markov_w1", "markov_w2"
 """The tables of a program whose drafts are told of the one before; a Markov head of vLLM's calls them so, too."""
 SERVED = "Qwen3DSparkForCausalLM", "DSparkDeepseekV4ForCausalLM"
 """The classes of models whose bias is a product of these alone."""
-UNTRIED = ".deepseek_v41."
-"""What is in the names of modules whose classes are called as others, and in whose place no program has run."""
 
 
 class FilledForwards(Forwards):
@@ -60,9 +58,8 @@ def markov_tables(speculator: Any, plan: Any) -> dict[str, Tensor]:
     MisfitError for a draft whose bias is another one.
     """
     model = speculator.model
-    name, module = type(model).__name__, type(model).__module__
-    if name not in SERVED or UNTRIED in module:
-        raise MisfitError(f"the draft's Markov head is that of a {name} of {module}")
+    if (name := type(model).__name__) not in SERVED:
+        raise MisfitError(f"the draft's Markov head is that of a {name}")
     if speculator._draft_topk is not None:
         raise MisfitError(f"the draft's bias is of the {speculator._draft_topk} best tokens (dspark_draft_topk)")
     first, second = (getattr(getattr(model.model.markov_head, name), "weight", None) for name in MARKOV)

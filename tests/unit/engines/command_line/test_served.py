@@ -53,4 +53,4 @@ def test_both_engines_serve_some_and_not_all(answers: list[tuple[served.Served, 
     for engine in served.ENGINES:
         of = [said for server, said in answers if server.engine == engine]
         assert sum(not said.reasons for said in of) > 8
-        assert sum(bool(said.reasons) for said in of) > 4
+        assert any(said.reasons for said in of)
