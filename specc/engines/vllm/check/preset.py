@@ -10,7 +10,13 @@ from specc.compiler.config.presets.engine_tables import FieldBlock, TablesBlock
 from specc.engines.adapter_files import adapter_files
 from specc.engines.vllm.served import ALGORITHMS, KINDS, TESTED
 
-_UNTRIED = ("DFlashLagunaForCausalLM", "MuseGlimmerAssistantModel")
+_UNTRIED = (
+    "DFlashLagunaForCausalLM",
+    "MuseGlimmerAssistantModel",
+    "Gemma4DSparkModel",
+    "K3DSparkModel",
+    "MuseSparkDSparkModel",
+)
 """Classes of drafts of blocks that vLLM has, and in the place of whose steps no program has had the same texts."""
 
 

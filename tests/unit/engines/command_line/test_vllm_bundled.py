@@ -84,3 +84,14 @@ def test_what_has_no_such_draft(folder: Path, model: str, method: str, reason: s
     assert result.exit_code == 1
     assert reason in " ".join(result.stderr.split())
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(("name", "there"), [("Qwen3DSparkModel", True), ("K3DSparkModel", False)])
+def test_drafts_of_blocks_of_classes_of_their_own(folder: Path, name: str, there: bool) -> None:
+    """The adapter knows the biases of some alone."""
+    file = json.loads((published_models.PUBLISHED / "served/Qwen3.8-27B-DSpark/config.json").read_text())
+    sizes = {"vocab_size": 128256, "hidden_size": 4096, "target_layer_ids": [1, 16, 30]}
+    published_models.write(folder, {"draft": file | {"architectures": [name], **sizes}})
+    result = run(PLAIN, method="dspark", model="draft", **ANY)
+    assert (result.exit_code == 0) == there, result.output
+    assert there or f"of the class {name}, is not served" in " ".join(result.stderr.split())
