@@ -1,4 +1,4 @@
-"""A model of DeepSeek-V4's kind, small and of random weights, whose module of multi-token prediction drafts well."""
+"""Models of DeepSeek-V4's kind and of V4.1's, small and of random weights, with drafts among them that draft well."""
 
 from __future__ import annotations
 
@@ -23,11 +23,32 @@ STRENGTH = 0.1
 """What layers add to the residual streams. Two tokens in three still follow from the last one alone, as far as which
 is the most probable: so a module that reads little else is right about as often."""
 
-
 READ, RANK, PLACES = (1, 3), WIDTH, 3
 """Layers that a draft of blocks reads, counted from 0, and the size of its Markov head and of its blocks."""
 QUIET = 0.2
 """How much of a block's own scores is left beside those of its Markov head, which say what follows each token."""
+
+LATER, GRAMS, ENTRIES, COLUMNS, GRAM = 4, 1, 512, 4, 32
+"""Layers, which of them reads n-grams, entries of its table, how many a token looks up, and how wide they are."""
+LATER_SAYS = {
+    "model_type": "deepseek_v41_text",
+    "compress_ratios": [0] * (LATER + len(READ)),
+    "kv_source_layer_ids": [LATER + len(READ)],
+    "num_nextn_predict_layers": len(READ),
+    "swiglu_limit": 10.0,
+    "expert_dtype": "bf16",
+    "engram_layer_ids": [GRAMS],
+    "engram_num_embeddings": [ENTRIES],
+    "engram_max_ngram_size": 3,
+    "engram_n_heads": COLUMNS // 2,
+    "engram_head_dim": GRAM,
+    "engram_vocab_size": 101,
+    "engram_compressed_vocab_size": 1447,
+    "engram_pad_token_id": 0,
+}
+"""What `config.json` says of such a model's text beside V4's keys. No layer is the source of compressed rows. Of the
+tokens of the examples' as many differ as vLLM counts once it has normalised them.
+"""
 
 
 @dataclass(frozen=True)
@@ -60,15 +81,10 @@ def write_compressed(
     write(folder, weights, about(of, streams, sizes) | (BLOCKS if blocks else {}) | said)
 
 
-def named(before: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same weights, with more before their names."""
-    return {f"{before}{name}": of for name, of in weights.items()}
-
-
 def write_later(folder: Path, sizes: Sizes) -> None:
-    """Write a model of V4.1's kind with a draft of blocks, whose layers see windows alone, and one reads n-grams, too.
+    """Write a model of V4.1's kind with a draft of blocks. Layers see windows alone, and one reads n-grams, too.
 
-    Streams are collapsed by how the part before has mixed them, so nothing says how the last ones are.
+    Streams are collapsed by what the part before has made of them, so no weights say how the last ones are.
     """
     of, random = read("target")[1], Weights(STREAMS, sizes)
     embedding = torch.randn(of["vocab_size"], WIDTH, generator=random.source)
@@ -79,32 +95,18 @@ def write_later(folder: Path, sizes: Sizes) -> None:
     weights |= named(f"layers.{GRAMS}.engram.", random.grams())
     weights |= {f"image_{part}": torch.zeros(WIDTH) for part in ("start", "newline", "end")}
     stages = {name: of for name, of in random.stages(embedding, head).items() if "hc_head" not in name}
-    weights |= named("mtp.", stages)
-    said = about(of, STREAMS, sizes)
+    words = {"markov_w1": "embed", "markov_w2": "head"}
+    for name, of_draft in stages.items():
+        weights["mtp." + ".".join(words.get(part, part) for part in name.split("."))] = of_draft
     top = {"architectures": ["DeepseekV41ForCausalLM"], "model_type": "deepseek_v41", "torch_dtype": "bfloat16"}
-    text = {name: value for name, value in said.items() if name not in ("architectures", "model_type", "torch_dtype")}
-    text |= BLOCKS | LATER_TEXT
-    write(folder, weights, top | {"text_config": text, "vision_config": {"num_hidden_layers": 1}})
+    text = {name: value for name, value in about(of, STREAMS, sizes).items() if name not in top}
+    top |= {"text_config": text | BLOCKS | LATER_SAYS, "vision_config": {"num_hidden_layers": 1}}
+    write(folder, weights, top)
 
 
-LATER, GRAMS, ENTRIES, COLUMNS, GRAM = 4, 1, 512, 4, 32
-"""Layers, which of them reads n-grams, entries of its table, how many a token looks up, and how wide they are."""
-LATER_TEXT = {
-    "model_type": "deepseek_v41_text",
-    "compress_ratios": [0] * (LATER + len(READ)),
-    "kv_source_layer_ids": [LATER + len(READ)],
-    "num_nextn_predict_layers": len(READ),
-    "swiglu_limit": 10.0,
-    "expert_dtype": "bf16",
-    "engram_layer_ids": [GRAMS],
-    "engram_num_embeddings": [ENTRIES],
-    "engram_max_ngram_size": 3,
-    "engram_n_heads": COLUMNS // 2,
-    "engram_head_dim": GRAM,
-    "engram_vocab_size": 101,
-    "engram_compressed_vocab_size": 1447,
-    "engram_pad_token_id": 0,
-}
+def named(before: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same weights, with more before their names."""
+    return {f"{before}{name}": of for name, of in weights.items()}
 
 
 class Weights:

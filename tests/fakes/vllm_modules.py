@@ -240,7 +240,9 @@ class DFlashSpeculator(DraftModelSpeculator):
     ) -> Tensor:
         assert attn_metadata.causal == self._group_causal
         ids, positions = self.input_buffers.input_ids[:num_tokens], self.input_buffers.positions[:num_tokens]
-        return self.model.fill(ids, positions, attn_metadata, next(iter(slot_mappings.values())))
+        slots = next(iter(slot_mappings.values()))
+        assert torch.equal(self.input_buffers.is_padding[:num_tokens], slots < 0)
+        return self.model.fill(ids, positions, attn_metadata, slots)
 
 
 @at(f"{SPECULATORS}.dspark.speculator")

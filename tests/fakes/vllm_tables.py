@@ -97,6 +97,7 @@ class InputBuffers:
         self.input_ids, self.positions = torch.zeros(2, tokens, dtype=torch.int64)
         self.query_start_loc = torch.zeros(requests + 1, dtype=torch.int32)
         self.seq_lens = torch.zeros(requests, dtype=torch.int32)
+        self.is_padding = torch.ones(tokens, dtype=torch.bool)  # as behind the capture of graphs
 
 
 @at(f"{WORKER}.input_batch")

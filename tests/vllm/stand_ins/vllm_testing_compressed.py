@@ -24,6 +24,7 @@ def register() -> None:
     # The plans of a GPU's kernels, of which a CPU has none; vLLM 0.33.0 has left two kinds out there, and fails.
     cpu_mla.DeepseekV4CPUSparseSWAMetadataBuilder.build_tile_scheduler = lambda *_: defaultdict(lambda: None)
     cpu_sparse.DeepseekV4CPUAttention.forward_mqa = attending(cpu_sparse.DeepseekV4CPUAttention.forward_mqa)
+    model.DeepseekV4MoE.forward = leaving_padding(model.DeepseekV4MoE.forward)
     model.DeepseekV4MoE.use_native_mega_moe, model.DeepseekV4MoE.n_redundant_experts = False, 0
     for drafts in (dspark, mtp):
         drafts.DeepseekV4DecoderLayer, drafts.DeepseekV4MoE = Layer, model.DeepseekV4MoE
@@ -32,6 +33,19 @@ def register() -> None:
         draft.set_moe_parameters = lambda _: None  # nobody moves experts
         setattr(deepseek_v4, draft.__name__, draft)
     dspark._insert_context_kv = insert
+
+
+def leaving_padding(original: Any) -> Any:
+    """The experts' `forward`, which on a GPU leave out rows that are padding (`VLLM_MOE_SKIP_PADDING`); on a CPU none.
+
+    What stands in these rows is no number.
+    """
+
+    def forward(self: Any, hidden_states: Tensor, *given: Any) -> Tensor:
+        made, padding = original(self, hidden_states, *given), get_forward_context().is_padding
+        return made if padding is None else made.masked_fill(padding[: len(made), None], torch.nan)
+
+    return forward
 
 
 class Layer(model.DeepseekV4DecoderLayer):

@@ -18,6 +18,7 @@ v1.worker.gpu.spec_decode.dflash.speculator.DFlashSpeculator: _group_causal _lay
     draft_kv_cache_group_ids num_query_per_req parallel_drafting_token_id
 v1.worker.gpu.spec_decode.dflash.speculator.DFlashSpeculator._run_model(num_tokens attn_metadata slot_mappings
     num_tokens_across_dp)
+v1.worker.gpu.input_batch.InputBuffers: is_padding
 v1.worker.gpu.spec_decode.speculator.DraftModelSpeculator._build_attn_metadata(num_reqs batch_desc query_start_loc_np
     seq_lens_cpu_upper_bound step slot_mappings causal)
 model_executor.models.qwen3_dflash.DFlashQwen3ForCausalLM.combine_hidden_states(hidden_states)

@@ -34,6 +34,8 @@ class FilledForwards(Forwards):
         tokens = positions.new_full(positions.shape, speculator.parallel_drafting_token_id)
         tokens[:, 0] = call["bonus"]
         attention = self._attend(call["rows"], positions, slots, width, causal=speculator._group_causal)
+        # Rows that are padding go through no experts; vLLM has left there those of its last batch.
+        torch.lt(slots.flatten(), 0, out=speculator.input_buffers.is_padding[: slots.numel()])
         last, _ = self._over(tokens, None, attention)
         rows = len(tokens), speculator.num_speculative_steps
         drafts = last.view(*tokens.shape, last.shape[-1])[:, -rows[1] :]
