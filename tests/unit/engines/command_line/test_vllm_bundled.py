@@ -62,12 +62,13 @@ def test_stages_whose_drafts_are_drawn(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "method", "size"), [(STAGES, "dspark", 64), (MODULE, "mtp", 64), (LATER, "dspark", 32)]
+    ("model", "method", "block", "size"),
+    [(STAGES, "dspark", "256", 64), (MODULE, "mtp", "256", 64), (MODULE, "mtp", None, 64), (LATER, "dspark", None, 32)],
 )
-@pytest.mark.parametrize("block", [(), ("--block-size", "256")])
-def test_blocks_are_those_of_windows(folder: Path, model: str, method: str, size: int, block: tuple[str, ...]) -> None:
+def test_blocks_are_those_of_windows(folder: Path, model: str, method: str, block: str | None, size: int) -> None:
     """Layers of such a draft have no others, whatever the target's have."""
-    assert config(model, *block, method=method, num_speculative_tokens=2).file.page_size == size
+    words = () if block is None else ("--block-size", block)
+    assert config(model, *words, method=method, num_speculative_tokens=2).file.page_size == size
 
 
 @pytest.mark.parametrize(
