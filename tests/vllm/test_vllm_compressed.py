@@ -62,7 +62,7 @@ WAVE, WAVES, TOKENS = 4 * ROWS, 20, 4
 HOT, COLDER = 2.0, 1.4
 """Temperatures of these: scores are far apart in such models."""
 IMPROBABLE = 1e-4
-each_program = pytest.mark.parametrize("variant", PROGRAMS, ids=lambda variant: f"{variant}-{variant.drafting}")
+each_program = pytest.mark.parametrize("variant", PROGRAMS, ids=str)
 
 
 class Servers:
