@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from head_layouts import CONFIG, read, write
-from sglang_compressed import (
+from compressed_models import (
     BLOCKS,
     EXPERTS,
     HEAD,
@@ -26,6 +25,7 @@ from sglang_compressed import (
     about,
     named,
 )
+from head_layouts import CONFIG, read, write
 from sglang_seers import name_places
 from sglang_vision import MERGED, MOST, PATCH
 from tokenizers import Regex, Tokenizer, normalizers
