@@ -179,22 +179,20 @@ class Dflash(Memoryless[DflashDraft]):
             return head(bonus, positions[None], attention_mask=everything, past_key_values=cache)[0, first:]
 
     def scores(self, known: int, steps: int) -> Tensor:
-        """Scores T[steps, Vd] of all places, which know nothing of each other."""
-        return self.draft.logits(self.rows(known, steps))
+        """Scores T[steps, Vd] of all places; of a Markov head or a selector each behind the best draft before it."""
+        rows = self.rows(known, steps)
+        scores = self.draft.logits(rows)
+        if not isinstance(self.draft.head, DsparkHead | Dflash2Head):
+            return scores
+        before, behind = self.tokens[known - 1].item(), list[Tensor]()
+        for row, score in zip(rows, scores, strict=True):
+            behind.append(self._behind(row, score, torch.tensor(before, device=scores.device)))
+            (before,) = self.best(behind[-1])
+        return torch.stack(behind)
 
     def chain(self, known: int, steps: int) -> list[int]:
-        """All places at once, and of a Markov head or a selector one draft after the other."""
-        if not steps:
-            return []
-        head, rows = self.draft.head, self.rows(known, steps)
-        scores = self.draft.logits(rows)
-        if not isinstance(head, DsparkHead | Dflash2Head):
-            return self.best(scores)
-        path = self.tokens[known - 1 : known].tolist()
-        for row, score in zip(rows, scores, strict=True):
-            before = torch.tensor(path[-1], device=scores.device)
-            path += self.best(self._behind(row, score, before))
-        return path[1:]
+        """The best drafts of all places."""
+        return self.best(self.scores(known, steps)) if steps else []
 
     def _behind(self, row: Tensor, score: Tensor, before: Tensor) -> Tensor:
         """Scores T[Vd] of a place behind a token; of a selector -inf of all that are no candidates."""

@@ -57,6 +57,8 @@ SHAPES = [
     Config("FROZEN_KV_MTP", 8, 1, 5, 1),
     Config("DFLASH", 2, 4, 9, 1),
     Config("DFLASH", 4, 3, 20, 1),
+    Config("DSPARK", 2, 4, 9, 1),
+    Config("DSPARK", 4, 3, 20, 1),
     Config("NGRAM", 2, 4, 9, 1),
     Config("NGRAM", 4, 3, 8, 1),
 ]
@@ -149,7 +151,7 @@ def lengths_of(config: Config, prompt: tuple[int, ...], shapes: Sequence[Shape] 
             candidates = comb([token for branch in branches for token in branch][: nodes - 1], steps)
         elif topk == 1:
             candidates = comb(alone.chain(at, steps), steps)
-        elif config.algorithm == "DFLASH":
+        elif config.algorithm in ("DFLASH", "DSPARK"):
             candidates = products_of(alone.scores(at, steps).softmax(-1), topk)
         else:
             candidates = candidates_of(alone, at, topk, steps)
@@ -218,12 +220,23 @@ def any_ends(random: Random) -> list[Ask]:
     return [Ask(p, random.randint(2, min(NEW, most_new(p))), end, random.randrange(NEW)) for p, end in ends]
 
 
+def inside_a_step(config: Config) -> Ask:
+    """A text whose length ends it behind the first of several tokens that a step accepts."""
+    for prompt in PROMPTS:
+        decoded = 0
+        for length in lengths_of(config, prompt):
+            if length > 1:
+                return Ask(prompt, 1 + decoded + 1)  # the first token is the prefill's
+            decoded += length
+    raise AssertionError("no step accepts a draft")
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("config", [*CHAINS, *SHAPES], ids=lambda c: f"{c.algorithm.lower()}-k{c.topk}-s{c.steps}")
 def test_what_lies_behind_the_end_of_a_text_is_not_counted(config: Config, overlap: bool) -> None:
     """Steps are said to have accepted what they have emitted: together, all that was decoded."""
     random, engine = Random(str(config)), make_engine(replace(config, overlap=overlap), tokenizer=Letters())
-    asks = [*any_ends(random), Ask(NEAR_THE_END, NEW)]
+    asks = [*any_ends(random), Ask(NEAR_THE_END, NEW), inside_a_step(config)]
     ids = [engine.add(ask.prompt, ask.conditions) for ask in asks]
     done: dict[int, Completion] = {}
     while engine.has_work:

@@ -6,7 +6,7 @@ the product of its candidates, and a tree of the best products is verified.
 
 from __future__ import annotations
 
-from specc.compiler.algorithms.blocks.filling import BLOCK_KEYS, BLOCK_OPTIONS, block_needs, build_blocks
+from specc.compiler.algorithms.blocks.filling import BLOCK_KEYS, BLOCK_OPTIONS, block_needs, build_blocks, product_tree
 from specc.compiler.algorithms.blocks.rejection import chosen, largest, sampled
 from specc.compiler.algorithms.blocks.scope import Algorithm, Scope
 from specc.compiler.algorithms.blocks.verification import Nodes, State
@@ -52,12 +52,7 @@ def _products(scope: Scope, state: State, root: Value, logits: Value) -> Nodes:
     b = scope.b
     p, index, bad = scope.pick("vocab.topk", logits, ("place_p", "place_index", "draft_bad"))
     state.health = b("health.raise", state.health, bad, names=("health_draft",), bit=DRAFT_BIT)
-    with b.phase("tree"), b.at(scope.at("num_draft_tokens")):
-        tokens, parent, depth = b.many(
-            "tree.product", scope.rows, root, p, index, names=("tokens", "parent", "depth"),
-            steps=scope.config.num_steps,
-        )  # fmt: skip
-    return Nodes(tokens, parent, depth)
+    return product_tree(scope, root, p, index)
 
 
 KIND = DraftKind(

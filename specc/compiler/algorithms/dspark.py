@@ -7,7 +7,9 @@ token stands before the first draft.
 
 from __future__ import annotations
 
-from specc.compiler.algorithms.blocks.filling import BLOCK_KEYS, BLOCK_OPTIONS, block_needs, build_blocks
+from collections.abc import Callable, Sequence
+
+from specc.compiler.algorithms.blocks.filling import BLOCK_KEYS, BLOCK_OPTIONS, block_needs, build_blocks, product_tree
 from specc.compiler.algorithms.blocks.rejection import Source, chosen
 from specc.compiler.algorithms.blocks.scope import Algorithm, Scope, dtype_of
 from specc.compiler.algorithms.blocks.verification import Nodes, State
@@ -26,18 +28,15 @@ def _build(scope: Scope) -> None:
     if SHARDS["Vd"] in scope.module.dims:
         message = "a Markov head over a draft's logits that ranks share out is not implemented"
         scope.refuse("config/not-yet", message, ("tensor_parallel",), hint="write tensor_parallel: 1")
-    build_blocks(scope, _one_after_another)
+    build_blocks(scope, _products if scope.config.shape.is_tree else _one_after_another)
 
 
 def _one_after_another(scope: Scope, state: State, root: Value, logits: Value) -> Nodes:
     """The drafts of a block, each with the bias of the one before it."""
-    b, dtype, rank = scope.b, dtype_of(scope.draft), scope.draft.markov_rank
-    assert rank is not None  # refused
-    tables = [scope.table(name, dtype, axis, rank) for name, axis in zip(MARKOV, ("V", "Vd"), strict=True)]
+    b, biased_by = scope.b, _bias(scope, logits)
     before, tokens, sources = b("tree.root", root, names=("root_token",)), None, list[Source]()
     for step in range(scope.config.num_steps):
-        with b.at(scope.at("draft", "markov_rank")):
-            biased = b(BIASED, logits, before, *tables, names=(f"biased{step}",), dtype=dtype, row=step)
+        biased = biased_by(before, step)
         names = f"draft_token{step}", f"draft_bad{step}"
         before, bad, source = chosen(scope, biased, state.seq_lens, step, names, stem=f"draft{step}_", keep="K")
         state.health = b("health.raise", state.health, bad, names=("health_draft",), bit=DRAFT_BIT)
@@ -48,6 +47,41 @@ def _one_after_another(scope: Scope, state: State, root: Value, logits: Value) -
         sources += [] if source is None else [source]
     assert tokens is not None  # without steps nothing is drafted
     return Nodes(tokens, q=tuple(sources))
+
+
+def _products(scope: Scope, state: State, root: Value, logits: Value) -> Nodes:
+    """The best products of the candidates of all places, each behind the best one of the place before, as a tree."""
+    b, biased_by = scope.b, _bias(scope, logits)
+    before, places = b("tree.root", root, names=("root_token",)), tuple[Value, ...]()
+    for step in range(scope.config.num_steps):
+        names = f"draft_p{step}", f"draft_index{step}", f"draft_bad{step}"
+        *candidates, bad = scope.pick("vocab.topk", biased_by(before, step), names)
+        state.health = b("health.raise", state.health, bad, names=("health_draft",), bit=DRAFT_BIT)
+        before = b("place.best", candidates[1], names=(f"draft_token{step}",))
+        places = _placed(scope, places, candidates, step)
+    return product_tree(scope, root, *places)
+
+
+def _placed(scope: Scope, places: tuple[Value, ...], candidates: Sequence[Value], step: int) -> tuple[Value, ...]:
+    """The probabilities and tokens of all places so far, with those of one more."""
+    b, names = scope.b, ("place_p", "place_index")
+    if not places:
+        return tuple(b("place.start", row, names=(name,)) for row, name in zip(candidates, names, strict=True))
+    both = zip(places, candidates, names, strict=True)
+    return tuple(b("place.append", *pair, names=(name,), place=step) for *pair, name in both)
+
+
+def _bias(scope: Scope, logits: Value) -> Callable[[Value, int], Value]:
+    """Return what gives the scores f32[B, Vd] of a place, behind a token i64[B, K] of the place before."""
+    b, dtype, rank = scope.b, dtype_of(scope.draft), scope.draft.markov_rank
+    assert rank is not None  # refused
+    tables = [scope.table(name, dtype, axis, rank) for name, axis in zip(MARKOV, ("V", "Vd"), strict=True)]
+
+    def biased(before: Value, step: int) -> Value:
+        with b.at(scope.at("draft", "markov_rank")):
+            return b(BIASED, logits, before, *tables, names=(f"biased{step}",), dtype=dtype, row=step)
+
+    return biased
 
 
 _OF_HEADS = {
@@ -85,5 +119,5 @@ DSPARK = Algorithm(
     "DSPARK",
     "a block of drafts in one forward, each told of the one before",
     _build,
-    block_needs(_recognises, KIND),
+    block_needs(_recognises, KIND, trees=True),
 )

@@ -80,6 +80,17 @@ def build_blocks(scope: Scope, choose: Choose, *, width: int = 0) -> None:
     _inject(scope, state, verify(scope, state, nodes, rows.offers), rows, (positions, slots))
 
 
+def product_tree(scope: Scope, root: Value, p: Value, index: Value) -> Nodes:
+    """Return the tree of the best products of candidates, whose p f32[B, S, K] and index i64[B, S, K] descend."""
+    b = scope.b
+    with b.phase("tree"), b.at(scope.at("num_draft_tokens")):
+        nodes = b.many(
+            "tree.product", scope.rows, root, p, index, names=("tokens", "parent", "depth"),
+            steps=scope.config.num_steps,
+        )  # fmt: skip
+    return Nodes(*nodes)
+
+
 def _draft(scope: Scope, state: State, root: Value, choose: Choose, width: int) -> tuple[Value, Value, Nodes]:
     """The block's forward: positions and slots of its tokens, and the chain to verify."""
     b = scope.b

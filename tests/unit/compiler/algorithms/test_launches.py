@@ -15,7 +15,7 @@ from specc.compiler.driver.compile import compile_module
 from specc.compiler.ir.declarations import Node
 
 TOUR = (Path(__file__).parents[4] / "docs" / "tour.md").read_text()
-ROW = re.compile(r"^\| (`[A-Z`, 0-9_]+`) \| ((?:2 )?S \+ \d|\d) \| (S \+ \d|\d|) ?\|$", re.MULTILINE)
+ROW = re.compile(r"^\| (`[A-Z`, 0-9_]+`) \| ((?:2 )?S \+ \d|\d) \| ((?:2 )?S \+ \d|\d|) ?\|$", re.MULTILINE)
 BOUNDS = {name: row.group(2, 3) for row in ROW.finditer(TOUR) for name in re.findall(r"\w+", row[1])}
 """What the table says of chain and tree, by algorithm."""
 
