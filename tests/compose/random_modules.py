@@ -28,7 +28,7 @@ from .random_values import COLUMNS, LONGEST, Fact, Unfit
 ESTABLISHED = ("typed", "live", "tree-form", "verify-selected", "compacted", "kv-bound")
 FORWARDS = (
     "source source reduce reduce draw draw mass mass change keys translate part allow cut row row logprob scale "
-    "best grow grow select product lattice comb tree_positions mask gather handed_on health advance "
+    "best grow grow select product places lattice comb tree_positions mask gather handed_on health advance "
     "chain_of_tokens join walk visit positions convert"
 )
 COMMIT = (

@@ -36,6 +36,16 @@ class NodeOps(Values):
         operands = self.rows(), self.of("i32", "B"), p, index
         self.make("tree.product", *operands, steps=self.module.size("S"), facts=[Fact(), Fact("parent", NODE)])
 
+    def places(self) -> None:
+        """Candidates of places one after the other, with some of them left as they were, or the best of one place."""
+        dtype = self.rng.choice(["f32", "i64"])
+        if self.rng.random() < 0.3:
+            self.make("place.best", self.of(dtype, "B", "K"))
+            return
+        (places,) = self.make("place.start", self.of(dtype, "B", "K"))
+        for place in range(1, self.module.size("S")):
+            (places,) = self.make("place.append", places, self.of(dtype, "B", "K"), place=place)
+
     def lattice(self) -> None:
         """A path over the candidates of places, behind rows of some width, or the scores of one of the places."""
         p, index = self.of("f32", "B", "S", "K"), self.of("i64", "B", "S", "K")

@@ -151,7 +151,7 @@ def test_steps_of_a_tree(steps: int, nodes: int) -> None:
 
 
 def test_a_tree_where_only_chains_are_drafted() -> None:
-    model("head", HEAD3 | {"architectures": ["DSparkDraftModel"], "markov_rank": 64})
+    model("head", HEAD3 | {"architectures": ["DFlash2DraftModel"], "selector_rank": 8, "selector_top_k": 4})
     assert "error[legal/chain-only]" in refused("target", "head", "--topk", 2)
 
 

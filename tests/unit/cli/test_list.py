@@ -66,7 +66,7 @@ def test_algorithms() -> None:
     rows = listing_as_json()["algorithms"]
     assert [row["name"] for row in rows] == [*names()]
     forms = {row["name"]: row["forms"] for row in rows}
-    assert (forms["EAGLE"], forms["DSPARK"], forms["NGRAM"]) == (["chain", "tree"], ["chain"], ["chain", "tree"])
+    assert (forms["EAGLE"], forms["DFLASH2"], forms["NGRAM"]) == (["chain", "tree"], ["chain"], ["chain", "tree"])
     assert {row["from"] for row in rows} == {"specc"}
     text = listed().stdout
     assert all(f" {row['name']} " in text and row["summary"] in text for row in rows)

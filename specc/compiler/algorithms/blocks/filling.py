@@ -84,11 +84,11 @@ def product_tree(scope: Scope, root: Value, p: Value, index: Value) -> Nodes:
     """Return the tree of the best products of candidates, whose p f32[B, S, K] and index i64[B, S, K] descend."""
     b = scope.b
     with b.phase("tree"), b.at(scope.at("num_draft_tokens")):
-        nodes = b.many(
+        tokens, parent, depth = b.many(
             "tree.product", scope.rows, root, p, index, names=("tokens", "parent", "depth"),
             steps=scope.config.num_steps,
         )  # fmt: skip
-    return Nodes(*nodes)
+    return Nodes(tokens, parent, depth)
 
 
 def _draft(scope: Scope, state: State, root: Value, choose: Choose, width: int) -> tuple[Value, Value, Nodes]:

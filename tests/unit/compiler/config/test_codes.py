@@ -177,7 +177,7 @@ CASES: list[tuple[str, str | bytes, int, int]] = [
     ("legal/head", VALID + "  head: int8\n  logits_dtype: bfloat16\n", 27, 17),
     ("legal/head", edit("sm_100", "sm_86") + "  head: fp8\n", 11, 16),
     ("legal/mask", tree(8, 64, "mask: full\ncontext_length: 1048576"), 10, 17),
-    ("legal/chain-only", edit("EAGLE", "DSPARK").replace("topk: 1", "topk: 2"), 3, 7),
+    ("legal/chain-only", edit("EAGLE", "DFLASH2").replace("topk: 1", "topk: 2"), 3, 7),
     ("legal/chain-only", edit("EAGLE", "MULTI_LAYER_EAGLE").replace("topk: 1", "topk: 16"), 3, 7),
     ("legal/no-draft", edit("EAGLE", "ngram"), 19, 1),
     ("config/missing-key", VALID[: VALID.index("draft:")], 1, 1),
@@ -333,8 +333,8 @@ def test_one_mistake_about_the_algorithm_is_one_finding(find: Find) -> None:
     """Whatever does not go with an algorithm is told once; and nothing, if it is not known which one is meant."""
     bare = VALID[: VALID.index("draft:")]
     for text, code in [
-        (edit("EAGLE", "DSPARK").replace("topk: 1", "topk: 4"), "legal/chain-only"),
-        (edit("EAGLE", "DSPARK").replace("topk: 1", "topk: 4\nmask: full"), "legal/chain-only"),
+        (edit("EAGLE", "DFLASH2").replace("topk: 1", "topk: 4"), "legal/chain-only"),
+        (edit("EAGLE", "DFLASH2").replace("topk: 1", "topk: 4\nmask: full"), "legal/chain-only"),
         (edit("EAGLE", "NGRAM"), "legal/no-draft"),
         (bare, "config/missing-key"),
         (f"{bare}draft: null\n", "config/wrong-type"),
@@ -364,7 +364,7 @@ def test_options_are_those_of_the_algorithm(find: Find) -> None:
 
 
 def test_what_does_not_go_with_the_algorithm_shows_both_lines(find: Find) -> None:
-    for text in (edit("EAGLE", "DSPARK").replace("topk: 1", "topk: 2"), edit("EAGLE", "NGRAM")):
+    for text in (edit("EAGLE", "DFLASH2").replace("topk: 1", "topk: 2"), edit("EAGLE", "NGRAM")):
         found = only(find(text))
         assert [str(note.location) for note in found.notes] == ["c.yaml:2:12"]
 

@@ -180,7 +180,7 @@ def test_trees_among_shapes_are_refused_as_alone(find: Find) -> None:
     shapes = "num_steps: 3", "num_steps: 3, topk: 2, num_draft_tokens: 6"
     finding = only(find(listed(*shapes).replace("verify: greedy", "verify: rejection")))
     assert (finding.code, finding.message) == ("legal/verify", "verify: rejection is for chains, and topk is 2")
-    finding = only(find(listed(*shapes).replace("algorithm: EAGLE", "algorithm: DSPARK")))
+    finding = only(find(listed(*shapes).replace("algorithm: EAGLE", "algorithm: DFLASH2")))
     assert finding.code == "legal/chain-only"
 
 

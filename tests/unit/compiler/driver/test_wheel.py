@@ -100,6 +100,7 @@ def test_the_runtime_is_copied_byte_for_byte(built: Path) -> None:
         "lattice",
         "moves",
         "ngram",
+        "place",
         "rejection",
         "roots",
         "sample",
