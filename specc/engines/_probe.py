@@ -83,15 +83,6 @@ def at(root: str, place: str) -> Any:
     return value
 
 
-class Absent:
-    """In the place of a class that an engine does not have: nothing is of it."""
-
-
-def first_kind(root: str, table: str) -> Any:
-    """The class that the lines of a table begin with; `Absent` unless all is there that they have."""
-    return Absent if any(absent(root, table)) else at(root, touches(table)[0].place)
-
-
 def _taken_otherwise(call: Any, given: Iterable[str], *, method: bool) -> Iterator[str]:
     """How a call with arguments of these names differs from what is taken."""
     parameters = dict(inspect.signature(call).parameters)

@@ -12,7 +12,7 @@ import functools
 import logging
 from typing import Any
 
-from .._probe import absent, first_kind
+from .._probe import absent, at, touches
 from .._probe import probe as probe_all
 from .kinds import KINDS, KindOfDraft
 
@@ -139,5 +139,5 @@ def there(feature: str) -> bool:
 
 
 def speculator(kind: KindOfDraft) -> Any:
-    """The class of vLLM's speculators of a kind of draft; `Absent` unless all is there that the kind needs."""
-    return first_kind(ROOT, kind.needs)
+    """The class of vLLM's speculators of a kind of draft, by the first line of what the kind needs."""
+    return at(ROOT, touches(kind.needs)[0].place)

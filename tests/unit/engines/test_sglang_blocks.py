@@ -140,11 +140,12 @@ def test_what_goes_from_step_to_step_is_one_token(serve: Serve) -> None:
     assert adapter("parts.runners").scored_tokens(server.worker) is None
 
 
-def test_a_block_has_one_size(serve: Serve) -> None:
+@pytest.mark.parametrize("algorithm", ["DFLASH", "DSPARK"])
+def test_a_block_has_one_size(serve: Serve, algorithm: str) -> None:
     """Whatever SGLang has for its number of steps, which is 1."""
-    server = serve(plan_of("DFLASH"), speculative_num_steps=1)
+    server = serve(plan_of(algorithm), speculative_num_steps=1)
     assert misfits(server) == []
-    server = serve(plan_of("DFLASH"), speculative_num_steps=1, speculative_num_draft_tokens=5)
+    server = serve(plan_of(algorithm), speculative_num_steps=1, speculative_num_draft_tokens=5)
     assert misfits(server) == ["num_draft_tokens is 4 in the program, 5 in the server"]
 
 
