@@ -82,6 +82,8 @@ def test_the_quickest_case_of_a_function_stays() -> None:
         "d/test_three.py::test_mixed[p]": 9.0,
         "d/test_three.py::test_mixed[q]": 0.01,
         "d/test_three.py::test_mixed[r]": 0.01,
+        "meta/test_four.py::test_limits[p]": 9.0,  # of the whole tree
+        "meta/test_four.py::test_limits[q]": 8.0,
     }
     assert slow_tests.with_durations(LISTED, seconds) == {
         "a/": {},
