@@ -101,7 +101,10 @@ def drafted_variants() -> list[Variant]:
         return Variant(f"qwen3_{name}", "DSPARK", "qwen3_markov", (7, 1, 8), False, config=f"qwen3_{name}", **more)
 
     def chosen(name: str, **more: Any) -> Variant:
-        """Blocks of 16 with a selector, which SGLang knows by the draft."""
+        """Blocks of 16 with a selector, which SGLang knows by the draft.
+
+        A machine's first server compiles flashinfer's top-k when it captures the draft: more than three minutes.
+        """
         return Variant(f"qwen3_{name}", "DFLASH", "qwen3_lattice", (15, 1, 16), False, config=f"qwen3_{name}", **more)
 
     return [

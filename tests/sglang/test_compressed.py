@@ -68,13 +68,13 @@ SHARED = Family(
 PARTED = replace(BLOCK, draft="parted", target="parted")
 SHARED_BLOCKS = Family(
     replace(PARTED, algorithm=None, draft=""),
-    [replace(PARTED, program=True, overlap=True, ranks=2)],
+    [replace(PARTED, program=True, overlap=True, ranks=ranks) for ranks in (2, 4)],
     lambda folder: write_compressed(folder / "parted", blocks=True),
     lambda _: [behind(number, request) for number, request in enumerate(workload(FEWER, seed=6, bursts=1))],
     arguments=ROOM,
     anew=True,
 )
-"""Two ranks have a part each of the target's head, by which blocks are scored, and of what the Markov head adds."""
+"""Two or four ranks have a part each of the target's head, by which blocks are scored, and of what the Markov head adds."""
 
 NGRAMS = Variant("DSPARK", "ngrams", target="ngrams", attention="dsv4", page=PAGE)
 REPLAYED = ROOM | {"enable_decoder_swa_bounded_replay": True}

@@ -44,8 +44,10 @@ def config(*words: str, **drafting: object) -> Config:
 
 
 @pytest.mark.parametrize("named", [False, True])
-@pytest.mark.parametrize(("model", "read"), [(STAGES, (41, 42, 43)), (LATER, (40, 41, 42))])
-def test_stages_among_the_target_s_weights(folder: Path, model: str, read: tuple[int, ...], named: bool) -> None:
+@pytest.mark.parametrize(("model", "read", "width"), [(STAGES, (41, 42, 43), 4096), (LATER, (40, 41, 42), 5120)])
+def test_stages_among_the_target_s_weights(
+    folder: Path, model: str, read: tuple[int, ...], width: int, named: bool
+) -> None:
     """Blocks may be longer than those that they were trained for: vLLM takes any number.
 
     Stages of the later class read what goes into layers of the target, which others have put out.
@@ -53,7 +55,7 @@ def test_stages_among_the_target_s_weights(folder: Path, model: str, read: tuple
     resolved = config(model, method="dspark", **ANY, **({"model": model} if named else {}))
     assert resolved.draft is not None
     assert (resolved.algorithm, resolved.num_steps, resolved.draft.markov_rank) == ("DSPARK", 7, 256)
-    assert (resolved.target.aux_layers, resolved.target.spec_width) == (read, 3 * 4096)
+    assert (resolved.target.aux_layers, resolved.target.spec_width) == (read, 3 * width)
     assert resolved.file.verify == "target_only"
 
 
