@@ -40,6 +40,7 @@ class Settings:
         self.disagg = SimpleNamespace(disaggregation_mode="null")
         self.exec = SimpleNamespace(
             deterministic=SimpleNamespace(enable_deterministic_inference=False),
+            mamba=SimpleNamespace(enable_linear_replayssm_spec=False),
             kernel=SimpleNamespace(grammar_backend="xgrammar"),
             moe=SimpleNamespace(moe_a2a_backend="none"),
         )

@@ -74,7 +74,7 @@ SHARED_BLOCKS = Family(
     arguments=ROOM,
     anew=True,
 )
-"""Two or four ranks have a part each of the target's head, by which blocks are scored, and of what the Markov head adds."""
+"""Ranks have a part each of the target's head, by which blocks are scored, and of what the Markov head adds."""
 
 NGRAMS = Variant("DSPARK", "ngrams", target="ngrams", attention="dsv4", page=PAGE)
 REPLAYED = ROOM | {"enable_decoder_swa_bounded_replay": True}
