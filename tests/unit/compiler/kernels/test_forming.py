@@ -38,7 +38,7 @@ def test_launches_of_a_step(algorithm: str, form: dict[str, Any]) -> None:
     step = [kernel for kernel in module.decls_of(Kernel) if entry_of(kernel.phase) == "step"]
     forwards = [op for op in module.ops("step") if is_external(op) and any(True for _ in logits_of(module, op))]
     moves = [kernel for kernel in step if kernel.family in ("compact", "stash", "duplicate_tail", "ngram_propose")]
-    told = [*module.find("head.biased_part")]
+    told = [*module.find("head.biased_part", "head.biased")]
     assert len(step) == 1 + len(forwards) + len(moves) + 2 * len(told)
     assert step[0].name == "prepare_rows"
     assert len({kernel.family for kernel in moves}) == len(moves)
