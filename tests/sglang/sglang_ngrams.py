@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from compressed_models import (
     BLOCKS,
-    EXPERTS,
     HEAD,
     INDEX_HEAD,
     INDEX_HEADS,
     QUERY,
+    SMALL,
     STREAMS,
     WIDTH,
     Weights,
@@ -48,7 +48,7 @@ STRENGTH, OF_GRAMS = 0.1, 0.25
 
 def write_ngrams(folder: Path) -> None:
     """Write target and draft into one folder, as they are published."""
-    of, random = read("target")[1], NgramWeights(STREAMS)
+    of, random = read("target")[1], NgramWeights(STREAMS, SMALL)
     embedding = torch.randn(of["vocab_size"], WIDTH, generator=random.source)
     head = random.matrix(of["vocab_size"], WIDTH, 8)
     weights = {"embed.weight": embedding, "head.weight": head, "norm.weight": torch.ones(WIDTH)}
@@ -74,7 +74,7 @@ class NgramWeights(Weights):
 
     def layer(self, ratio: int, strength: float) -> dict[str, Tensor]:
         """A layer, without what makes entries of 1 and 2 tokens."""
-        biased = {"ffn.gate.bias_vl": torch.randn(EXPERTS, generator=self.source)}
+        biased = {"ffn.gate.bias_vl": torch.randn(self.sizes.experts, generator=self.source)}
         return super().layer(0 if ratio in (1, 2) else ratio, strength) | biased
 
     def sources(self, number: int, ratio: int) -> dict[str, Tensor]:
@@ -156,7 +156,7 @@ def folded(folder: Path) -> int:
 
 def described(of: dict[str, Any], rows: list[int]) -> dict[str, Any]:
     """The `config.json` of a model whose layers look up in tables of so many rows."""
-    base = about(of, STREAMS) | BLOCKS
+    base = about(of, STREAMS, SMALL) | BLOCKS
     own = ("architectures", "model_type", "num_hidden_layers", "compress_ratios", "bos_token_id", "eos_token_id")
     text = {name: value for name, value in base.items() if name not in own}
     return {
