@@ -46,8 +46,8 @@ LATER_SAYS = {
     "engram_compressed_vocab_size": 1447,
     "engram_pad_token_id": 0,
 }
-"""What `config.json` says of such a model's text beside V4's keys. No layer is the source of compressed rows. Of the
-tokens of the examples' as many differ as vLLM counts once it has normalised them.
+"""What `config.json` says of such a model's text beside V4's keys. No layer is the source of compressed rows. The
+compressed vocabulary has the examples' tokens that differ once vLLM has normalised them.
 """
 
 
@@ -71,30 +71,25 @@ def write_compressed(
     With `blocks` a draft that fills in blocks stands in the place of the module. `said` are keys of `config.json`.
     """
     of, random = read("target")[1], Weights(streams, sizes)
-    embedding = torch.randn(of["vocab_size"], WIDTH, generator=random.source)
-    head = random.matrix(of["vocab_size"], WIDTH, 8)
-    weights = {"embed.weight": embedding, "head.weight": head, "norm.weight": torch.ones(WIDTH)}
+    weights = random.ends(of["vocab_size"])
     weights |= named("hc_head_", random.mixed(streams, 1))
     for number, ratio in enumerate(RATIOS):
         weights |= named(f"layers.{number}.", random.layer(ratio, STRENGTH))
-    weights |= named("mtp.", random.stages(embedding, head) if blocks else random.module())
+    weights |= named("mtp.", random.stages(weights) if blocks else random.module())
     write(folder, weights, about(of, streams, sizes) | (BLOCKS if blocks else {}) | said)
 
 
 def write_later(folder: Path, sizes: Sizes) -> None:
-    """Write a model of V4.1's kind with a draft of blocks. Layers see windows alone, and one reads n-grams, too.
-
-    Streams are collapsed by what the part before has made of them, so no weights say how the last ones are.
-    """
+    """Write a model of V4.1's kind with a draft of blocks. Layers see windows alone, and one reads n-grams, too."""
     of, random = read("target")[1], Weights(STREAMS, sizes)
-    embedding = torch.randn(of["vocab_size"], WIDTH, generator=random.source)
-    head = random.matrix(of["vocab_size"], WIDTH, 8)
-    weights = {"embed.weight": embedding, "head.weight": head, "norm.weight": torch.ones(WIDTH)}
+    weights = random.ends(of["vocab_size"])
     for number in range(LATER):
         weights |= named(f"layers.{number}.", random.layer(0, STRENGTH))
-    weights |= named(f"layers.{GRAMS}.engram.", random.grams())
+    grams = random.lookups(ENTRIES, GRAM, COLUMNS, STRENGTH)
+    grams["embed.scale"] = grams["embed.scale"].view(torch.uint8)
+    weights |= named(f"layers.{GRAMS}.engram.", grams)
     weights |= {f"image_{part}": torch.zeros(WIDTH) for part in ("start", "newline", "end")}
-    stages = {name: of for name, of in random.stages(embedding, head).items() if "hc_head" not in name}
+    stages = without_heads(random.stages(weights))
     words = {"markov_w1": "embed", "markov_w2": "head"}
     for name, of_draft in stages.items():
         weights["mtp." + ".".join(words.get(part, part) for part in name.split("."))] = of_draft
@@ -109,6 +104,11 @@ def named(before: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {f"{before}{name}": of for name, of in weights.items()}
 
 
+def without_heads(stages: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights of a draft's stages for V4.1, whose streams are collapsed by what the part before has made of them."""
+    return {name: of for name, of in stages.items() if "hc_head" not in name}
+
+
 class Weights:
     """Random weights of parts of a model with so many residual streams, by the names that they have in a part."""
 
@@ -117,6 +117,12 @@ class Weights:
 
     def matrix(self, rows: int, columns: int, strength: float = 1.0) -> Tensor:
         return torch.randn(rows, columns, generator=self.source) * strength / math.sqrt(columns)
+
+    def ends(self, vocabulary: int) -> dict[str, Tensor]:
+        """What stands before all layers, and behind them."""
+        embedding = torch.randn(vocabulary, WIDTH, generator=self.source)
+        head = self.matrix(vocabulary, WIDTH, 8)
+        return {"embed.weight": embedding, "head.weight": head, "norm.weight": torch.ones(WIDTH)}
 
     def mixed(self, rows: int, scales: int) -> dict[str, Tensor]:
         """How residual streams are mixed."""
@@ -166,13 +172,13 @@ class Weights:
             weights |= named(f"hc_{part}_", self.mixed((2 + self.streams) * self.streams, 3))
         return weights
 
-    def grams(self) -> dict[str, Tensor]:
-        """What a layer reads of n-grams."""
-        table = torch.randn(ENTRIES, GRAM, generator=self.source)
+    def lookups(self, rows: int, width: int, columns: int, strength: float) -> dict[str, Tensor]:
+        """Tables of n-grams in 8 bits, of so many rows in all, and what is made of the rows that a text has."""
+        entries = torch.randn(rows, width, generator=self.source)
         return {
-            "embed.weight": table.to(torch.float8_e4m3fn),
-            "embed.scale": torch.full((ENTRIES, 1), 127, dtype=torch.uint8),  # one, as a power of two
-            "wkv.weight": self.matrix((self.streams + 1) * WIDTH, COLUMNS * GRAM, STRENGTH),
+            "embed.weight": entries.to(torch.float8_e4m3fn),
+            "embed.scale": torch.ones(rows, width // 32).to(torch.float8_e8m0fnu),
+            "wkv.weight": self.matrix((self.streams + 1) * WIDTH, columns * width, strength),
             "q_weight": torch.ones(self.streams, WIDTH),
             "k_weight": torch.ones(self.streams, WIDTH),
         }
@@ -184,8 +190,9 @@ class Weights:
         made |= {"e_proj.weight": torch.eye(WIDTH), "h_proj.weight": self.matrix(WIDTH, WIDTH, STRENGTH)}
         return named("0.", made)
 
-    def stages(self, embedding: Tensor, head: Tensor) -> dict[str, Tensor]:
-        """A draft of blocks for a target with this embedding and head [V, WIDTH]."""
+    def stages(self, ends: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A draft of blocks for a target with these `ends`."""
+        embedding, head = ends["embed.weight"], ends["head.weight"]
         last, made = f"{len(READ) - 1}.", dict[str, Tensor]()
         for number in range(len(READ)):
             made |= named(f"{number}.", self.layer(0, STRENGTH))

@@ -181,6 +181,12 @@ def sizes(asked: Asked, gpu: str, backend: str, drafts: Mapping[str, int]) -> di
     }
 
 
+def from_ranks(said: Mapping[int, Any]) -> dict[str, Any]:
+    """Return what holds from so many ranks on, of what is said for all of `FROM_RANKS`."""
+    starts = [1, *(ranks for before, ranks in pairwise(FROM_RANKS) if said[ranks] != said[before])]
+    return {str(ranks): said[ranks] for ranks in starts}
+
+
 def kernels(folder: Path) -> Iterator[tuple[str, Any]]:
     """Return by which kernels each of `OTHER_KERNELS` attends over compressed keys, from so many ranks on."""
     for name, algorithm in OTHER_KERNELS.items():
@@ -190,8 +196,7 @@ def kernels(folder: Path) -> Iterator[tuple[str, Any]]:
             with patch("sglang.srt.utils.common.is_sm100_supported", lambda arch=arch: arch in ("sm_100", "sm_103")):
                 views = {n: resolved_view(asked.server(arch, algorithm=algorithm, tp_size=n)) for n in FROM_RANKS}
             said = {ranks: view.dsv4_attn_backend for ranks, view in views.items()}
-            starts = [1, *(n for before, n in pairwise(FROM_RANKS) if said[n] != said[before])]
-            rows[arch] = {str(ranks): said[ranks] for ranks in starts}
+            rows[arch] = from_ranks(said)
         yield from by_archs(name, rows)
 
 
@@ -204,8 +209,7 @@ def graphs(asked: Asked) -> dict[str, dict[str, Any]]:
     most: dict[str, Any] = {}
     for memory in range(1, UP_TO_GIB + 1):
         by_ranks = {ranks: decode(memory, tp_size=ranks).max_bs for ranks in FROM_RANKS}
-        starts = [1, *(ranks for before, ranks in pairwise(FROM_RANKS) if by_ranks[ranks] != by_ranks[before])]
-        said = {str(ranks): by_ranks[ranks] for ranks in starts}
+        said = from_ranks(by_ranks)
         if [*most.values()][-1:] != [said]:
             most[str(memory)] = said
     captured = decode(80, cuda_graph_max_bs_decode=MOST_CAPTURED).bs

@@ -81,7 +81,7 @@ class Family:
     left: frozenset[str] = frozenset({"logprobs", "sampling"})
     pools: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
     accepted: float = 1.5
-    apart: Apart = field(default=none_apart)
+    apart: Apart = none_apart
 
     def __str__(self) -> str:
         """The target's name, for the names of tests and of parts of them."""

@@ -24,6 +24,7 @@ from compressed_models import (
     Weights,
     about,
     named,
+    without_heads,
 )
 from head_layouts import CONFIG, read, write
 from sglang_seers import name_places
@@ -49,18 +50,16 @@ STRENGTH, OF_GRAMS = 0.1, 0.25
 def write_ngrams(folder: Path) -> None:
     """Write target and draft into one folder, as they are published."""
     of, random = read("target")[1], NgramWeights(STREAMS, SMALL)
-    embedding = torch.randn(of["vocab_size"], WIDTH, generator=random.source)
-    head = random.matrix(of["vocab_size"], WIDTH, 8)
-    weights = {"embed.weight": embedding, "head.weight": head, "norm.weight": torch.ones(WIDTH)}
+    weights = random.ends(of["vocab_size"])
     rows = rows_of_tables()
     for number, ratio in enumerate(RATIOS):
         weights |= named(f"layers.{number}.", random.layer(ratio, STRENGTH))
         if ratio in (1, 2):
             weights |= named(f"layers.{number}.attn.", random.sources(number, ratio))
         if number in LOOKED_UP:
-            weights |= named(f"layers.{number}.engram.", random.lookups(rows[LOOKED_UP.index(number)]))
-    stages = random.stages(embedding, head)
-    weights |= named("mtp.", {name: weight for name, weight in stages.items() if "hc_head" not in name})
+            tables = random.lookups(rows[LOOKED_UP.index(number)], ROW, (GRAM - 1) * TABLES, OF_GRAMS)
+            weights |= named(f"layers.{number}.engram.", tables)
+    weights |= named("mtp.", without_heads(random.stages(weights)))
     weights |= named("vision.", random.tower()) | random.joined_to_texts()
     config = described(of, rows)
     write(folder, weights, config)
@@ -90,17 +89,6 @@ class NgramWeights(Weights):
             made["indexer.wq_b.weight"] = self.matrix(INDEX_HEADS * INDEX_HEAD, QUERY)
             made["indexer.weights_proj.weight"] = self.matrix(INDEX_HEADS, WIDTH)
         return made
-
-    def lookups(self, rows: int) -> dict[str, Tensor]:
-        """Tables of so many rows in 8 bits, and what is made of the rows that a text has."""
-        entries = torch.randn(rows, ROW, generator=self.source)
-        return {
-            "embed.weight": entries.to(torch.float8_e4m3fn),
-            "embed.scale": torch.ones(rows, ROW // 32).to(torch.float8_e8m0fnu),
-            "wkv.weight": self.matrix((self.streams + 1) * WIDTH, (GRAM - 1) * TABLES * ROW, OF_GRAMS),
-            "q_weight": torch.ones(self.streams, WIDTH),
-            "k_weight": torch.ones(self.streams, WIDTH),
-        }
 
     def tower(self) -> dict[str, Tensor]:
         """What looks at patches of pictures: a layer of attention."""

@@ -27,7 +27,7 @@ from vllm_server import ROWS, Served, Variant, serve
 pytestmark = pytest.mark.skipif(ON_GPU, reason="the models have sizes of kernels for CPUs")
 REQUESTS = int(os.environ.get("SPECC_TEST_REQUESTS", "60"))
 SLOTS, LATER_SLOTS = 64, 32
-"""Of a block of windows, which layers of drafts have alone, and of V4.1's."""
+"""Tokens of a block of windows, the one kind that layers of drafts have: of V4's, and of V4.1's."""
 SIZES = Sizes(experts=64, chosen=6, output=32)
 """What vLLM has kernels for on a CPU."""
 ROOM = {

@@ -38,7 +38,7 @@ def register() -> None:
 def leaving_padding(original: Any) -> Any:
     """The experts' `forward`, which on a GPU leave out rows that are padding (`VLLM_MOE_SKIP_PADDING`); on a CPU none.
 
-    What stands in these rows is no number.
+    These rows become NaN here.
     """
 
     def forward(self: Any, hidden_states: Tensor, *given: Any) -> Tensor:

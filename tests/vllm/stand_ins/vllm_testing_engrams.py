@@ -33,7 +33,6 @@ def register() -> None:
     torch.cuda.get_device_properties = lambda *_: SimpleNamespace(multi_processor_count=1)
     torch.accelerator.current_device_index = lambda: 0
     CpuPlatform.check_and_update_config = paged(CpuPlatform.check_and_update_config)
-    Attention.forward_mqa = cpu_sparse.DeepseekV4CPUAttention.forward_mqa
     model._select_dsv4_attn_cls = lambda _: Attention
     model.DeepseekV4MoE = Experts
     model.mhc_post_tilelang = dspark.mhc_post_tilelang = mhc_post_torch
@@ -107,8 +106,9 @@ class Attention(DeepseekV4Attention):
     def get_padded_num_q_heads(cls, num_heads: int) -> int:
         return num_heads
 
-    def forward_mqa(self, *_: Any) -> None:
-        raise NotImplementedError
+    def forward_mqa(self, *given: Any) -> None:
+        """See `vllm_testing_compressed.attending`."""
+        cpu_sparse.DeepseekV4CPUAttention.forward_mqa(self, *given)
 
     def _fused_qnorm_rope_kv_insert(self, q: Tensor, kv: Tensor, positions: Tensor, attn_metadata: Any) -> Tensor:
         """Turn queries, and turn and write keys."""
