@@ -6,7 +6,7 @@
 # Needs any Python with pip and a package index, binutils, and about 3 GB in TMPDIR. Of an OUT that is a bundle, scripts and
 # programs alone are made anew. The wheels are programs of configs/, which the tests do without. FA3 says which kernels of
 # FlashAttention 3 are in it, see fa3.py ("64 128 256 mla"; none if empty). With FLASHINFER=no it lacks flashinfer, with MODELS=no
-# the example models, which run.sh is then told. The machine itself brings Linux x86-64, Python 3.12, torch 2.11 for CUDA 13,
+# the example models, which run.sh is then told. DSV4=yes adds what DeepSeek-V4's kind calls, 55 MiB. The machine itself brings Linux x86-64, Python 3.12, torch 2.11 for CUDA 13,
 # triton, transformers, nvcc, ninja and an sm_90 GPU.
 #
 # OUT holds scripts, programs, and the rest as part.00, part.01, ... of at most PART (28) MiB each. Where they do not travel at
@@ -64,6 +64,16 @@ if [ -n "$kinds" ]; then
 fi
 rm "$work"/sglang_kernel-0.4.6-*.whl
 cp -r "$here"/stubs/. "$root"/tests/sglang/stand_ins/IPython "$tree"
+
+# DeepSeek-V4's kind: FlashMLA, whose stub goes, and what scores indices and mixes residual streams. This DeepGEMM is the last
+# that torch 2.11 loads; SGLang wants 0.2.3. Both it and TileLang compile kernels at first use, each with CUTLASS of its own.
+if [ "${DSV4:-}" = yes ]; then
+  rm -r "$tree/flash_mla"
+  get "$work/dsv4" sgl-flash-mla==1.0.0 sgl-deep-gemm==0.1.5.post1 tilelang==0.1.12 z3-solver==4.15.4.0 \
+    torch-c-dlpack-ext==0.1.5 cloudpickle==3.1.3 ml-dtypes==0.6.0
+  for wheel in "$work"/dsv4/*.whl; do unpack "$wheel" "$tree" '*'; done
+  rm -r "$tree"/z3_solver-*.data "$tree/z3/include" "$tree/tilelang/3rdparty/composable_kernel"
+fi
 
 # flashinfer: its Python files, and the sources of what models of this kind call, which are compiled at first use. Most folders
 # below csrc, and files that name a later GPU, belong to other kernels; routing of experts needs a part of two of them.

@@ -54,6 +54,7 @@ MODELS = {
     "oss": Models("oss_target", True, (1, 8, 32, 64), 9216, 200_000),
     "mimo": Models("mimo_target", True, (1, 8, 32, 64), 9216, 200_000),
     "gemma": Models("gemma_target", True, (1, 8, 32, 64), 9216, 200_000, (("enable_multimodal", False),)),
+    "v4": Models("v4_target", True, (1, 8, 32, 64), 2048, 1_000_000, (("moe_runner_backend", "triton"),)),
     "q27": Models("q27_target", True, (1, 8, 16, 32), 9216, 200_000, STATES),
     "q35": Models("q35_target", True, (1, 8, 16, 32), 9216, 200_000, STATES),
 }

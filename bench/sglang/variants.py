@@ -130,6 +130,8 @@ def drafted_variants() -> list[Variant]:
         Variant("mimo_chain", "EAGLE", "mimo_target", config="mimo_chain"),
         Variant("gemma_nospec"),
         Variant("gemma_chain", "NEXTN", "gemma_assistant", config="gemma_chain"),
+        Variant("v4_nospec"),
+        Variant("v4_chain", "EAGLE", config="v4_chain"),
         Variant("q27_nospec"),
         Variant("q27_chain", "NEXTN", "q27_target", config="q27_chain"),
         Variant("q27_chain_map", "NEXTN", "q27_target", config="q27_chain_map", program_map="tokens.json"),

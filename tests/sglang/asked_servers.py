@@ -52,6 +52,16 @@ class Asked:
 
     def server(self, gpu: str, memory_gib: int = 80, algorithm: str = "EAGLE", **arguments: Any) -> ServerArgs:
         """Return what SGLang resolves on such GPUs, as far as it comes where it starts no such server."""
+        return self._resolved(gpu, memory_gib, algorithm, arguments)[0]
+
+    def starts(self, gpu: str, algorithm: str, **arguments: Any) -> bool:
+        """Return whether SGLang's resolution of such a server ends without an error."""
+        return self._resolved(gpu, 80, algorithm, arguments)[1]
+
+    def _resolved(
+        self, gpu: str, memory_gib: int, algorithm: str, arguments: Mapping[str, Any]
+    ) -> tuple[ServerArgs, bool]:
+        ended = False
         with machine(gpu, memory_gib):
             server = ServerArgs(
                 model_path=str(self.model), speculative_draft_model_path=str(self.draft), device="cuda",
@@ -61,8 +71,9 @@ class Asked:
                 server._model_config = self._config
             with suppress(Exception, SystemExit):  # SGLang raises anything
                 server.resolve_once()
+                ended = True
         self._config = getattr(server, "_model_config", None)
-        return server
+        return server, ended
 
     def chosen(self, gpu: str, **arguments: Any) -> dict[str, Any]:
         """Return what is chosen of attention before drafts are looked at; a page where the class insists on one."""

@@ -33,6 +33,8 @@ DRAFTS: Mapping[str, Mapping[str, int]] = {
 """What is known of the drafts when SGLang chooses: `specc.engines.sglang.check.defaults` has the same names."""
 HEADS = ("EAGLE", "EAGLE3", "STANDALONE", "DFLASH", "DSPARK")
 """Algorithms whose draft has attention of its own."""
+WRITTEN = "written"
+"""What stands in the place of a shape that has to be written: `specc.engines.sglang.check.defaults` reads it."""
 SHAPED = ("EAGLE", "EAGLE3", "STANDALONE")
 """Algorithms of which SGLang says steps, topk and nodes."""
 FROM_RANKS, UP_TO_GIB, MOST_CAPTURED = (1, 2, 3, 4, 8, 16), 320, 1 << 16
@@ -113,8 +115,7 @@ def resolved(folder: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
             if indexed.layout == "dsa":
                 by_cache.setdefault("dsa", {})[f"{name} dsa"] = {arch: row(indexed, arch) for arch in ARCHS}
         for algorithm, by_class in shapes.items():
-            view = resolved_view(asked.server("sm_90", algorithm=algorithm))
-            by_class[name] = [getattr(view, argument) for argument in TREE]
+            by_class[name] = shape(asked, algorithm)
         requests[name] = resolved_view(asked.server("sm_90", **CHAIN)).max_running_requests
     return {
         "attention": dict(sorted(exceptions(by_cache))),
@@ -125,6 +126,14 @@ def resolved(folder: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
         "kernels": dict(kernels(folder)),
         "candidates": {str(size): entry["candidate_steps"] for size, entry in _load_adaptive_config(None)[1].items()},
     }
+
+
+def shape(asked: Asked, algorithm: str) -> list[int | None] | str:
+    """Return steps, topk and nodes that nobody wrote; `WRITTEN` where SGLang starts a server by written ones alone."""
+    if not asked.starts("sm_90", algorithm) and asked.starts("sm_90", algorithm, **CHAIN):
+        return WRITTEN
+    view = resolved_view(asked.server("sm_90", algorithm=algorithm))
+    return [getattr(view, argument) for argument in TREE]
 
 
 def exceptions(by_cache: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Iterator[tuple[str, Any]]:

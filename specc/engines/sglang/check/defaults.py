@@ -94,11 +94,19 @@ class DraftShape(NamedTuple):
     num_draft_tokens: int
 
 
-def shape(algorithm: str, architecture: str) -> DraftShape:
-    """Return what SGLang drafts where nothing of it is written, by the target's class."""
+WRITTEN = "written"
+"""What SGLang's answers say of a shape that has to be written."""
+
+
+def shape(algorithm: str, architecture: str) -> DraftShape | None:
+    """Return what SGLang drafts where nothing of it is written, by the target's class.
+
+    Return None where SGLang then starts no server.
+    """
     said = ANSWERS.tables["shapes"]
     name = algorithm if algorithm in said else "EAGLE"  # as which SGLang runs the others
-    return DraftShape(*said.get(f"{architecture} {name}", said[name]))
+    sizes = said.get(f"{architecture} {name}", said[name])
+    return None if sizes == WRITTEN else DraftShape(*sizes)
 
 
 def max_requests(architecture: str) -> int:

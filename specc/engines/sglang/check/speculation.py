@@ -79,7 +79,8 @@ def draft_source(arguments: Arguments, algorithm: str, target: Model | None) -> 
     algorithm, kind = (algorithm, kind_of(algorithm)) if kind is None else (kind.algorithms[0], kind)
     if kind is None:  # which was reported
         return DraftSource(algorithm, None, None, "", None)
-    if target is not None and (alone := unstarted(target[1].values, algorithm)) is not None:
+    written = arguments.text("--speculative-algorithm", algorithm).upper()  # NEXTN, too, as which EAGLE is written
+    if target is not None and (alone := unstarted(target[1].values, written)) is not None:
         arguments.refuse(alone, f"write {' or '.join(algorithms_of(target[1].values))}: the target brings what drafts")
     if kind.model_less:
         sizes = _sizes(arguments, algorithm, kind, None, target)
@@ -210,8 +211,13 @@ def _shape(arguments: Arguments, algorithm: str, target: Model | None) -> Sizes 
     steps, topk, nodes = map(arguments.number, names)
     if not any(name in arguments.values for name in names):
         architecture = architecture_of(target[1].values) if target is not None else ""
+        chosen = shape(algorithm, architecture)
+        if chosen is None:
+            hint = f"SGLang starts no server of {architecture} without it: write 1, with {STEPS}"
+            arguments.wrong(f"{TOPK} is missing", hint)
+            return None
         origin = f"SGLang's choice for {architecture or algorithm}, as no argument says it"
-        of_steps, of_branches, of_nodes = (Fact(size, origin) for size in shape(algorithm, architecture))
+        of_steps, of_branches, of_nodes = (Fact(size, origin) for size in chosen)
         return of_steps, of_branches, of_nodes
     needed = names[:2] if topk == 1 else names
     for name in needed:

@@ -11,6 +11,7 @@ from specc.compiler.config.models.pair import Pair
 from specc.compiler.config.proposal import Drafting, nodes_of, steps_of
 from specc.compiler.config.wanted import Limits
 from specc.engines.sglang.check.command_line import argument, parse
+from specc.engines.sglang.check.defaults import shape
 from specc.engines.sglang.check.models import architecture_of
 from specc.engines.sglang.check.server import started
 from specc.engines.sglang.check.speculation import modules_of
@@ -20,7 +21,17 @@ from specc.runtime.plan.shape import Shape
 
 
 def command(pair: Pair, chosen: Drafting, topk: int | None, num_steps: int | None) -> list[str]:
-    """Return its words; SGLang chooses the shape where neither ``topk`` nor ``num_steps`` is given."""
+    """Return its words; SGLang chooses the shape where neither ``topk`` nor ``num_steps`` is given, and it has one."""
+    words, kind = _unshaped(pair, chosen), _kind(chosen)
+    written = kind.has_steps and shape(chosen.algorithm, architecture_of(pair.target.said.values)) is None
+    if topk is None and num_steps is None and not (written or kind.each_step):
+        return words
+    kept, steps = topk or 1, steps_of(chosen, num_steps)[0]
+    return words + kind.arguments(steps, kept, nodes_of(chosen, kept, steps))
+
+
+def _unshaped(pair: Pair, chosen: Drafting) -> list[str]:
+    """Return the words of the command that say nothing of the shape."""
     kind = _kind(chosen)
     words = ["sglang", "serve", "--model-path", pair.target.written]
     words += ["--speculative-algorithm", kind.written or chosen.algorithm]
@@ -30,10 +41,7 @@ def command(pair: Pair, chosen: Drafting, topk: int | None, num_steps: int | Non
     if chosen.draft is not None and not (chosen.draft is pair.target and brought):
         words += ["--speculative-draft-model-path", chosen.draft.written]
         words += _dtype(pair.target.said, chosen)
-    if topk is None and num_steps is None and not kind.each_step:
-        return words
-    kept, steps = topk or 1, steps_of(chosen, num_steps)[0]
-    return words + kind.arguments(steps, kept, nodes_of(chosen, kept, steps))
+    return words
 
 
 def command_of(pair: Pair, chosen: Drafting, shapes: Sequence[ProposedShape], gpu: Gpu) -> list[str]:
@@ -42,8 +50,8 @@ def command_of(pair: Pair, chosen: Drafting, shapes: Sequence[ProposedShape], gp
     A server takes another attention backend for a tree that is written. The one that it has otherwise is kept where it
     has trees.
     """
-    largest = Shape(*map(max, zip(*(shape.shape for shape in shapes), strict=True)))
-    words = command(pair, chosen, None, None) + _kind(chosen).arguments(*largest[:3])
+    largest = Shape(*map(max, zip(*(proposed.shape for proposed in shapes), strict=True)))
+    words = _unshaped(pair, chosen) + _kind(chosen).arguments(*largest[:3])
     usual = started(parse(command(pair, chosen, None, None)), gpu).facts.attention["verify"]
     keeps = largest.is_tree and usual in BACKENDS and BACKENDS[usual].mask is not None
     return [*words, "--attention-backend", usual] if keeps else words

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from specc.cli.main import app
 from specc.compiler.algorithms import names, needs
 from specc.compiler.config import load_config
+from specc.engines.sglang.kinds import STEPS, TOPK
 from specc.engines.sglang.kinds.block_drafts import CORRECTED_BLOCKS
 
 from .sglang_words import config, run, words
@@ -124,6 +125,21 @@ def test_init_takes_the_draft_among_the_target_s_weights(folder: Path, model: st
     )
 
 
+def test_a_shape_that_has_to_be_written(folder: Path) -> None:
+    """SGLang starts no server that drafts with this module where nobody says that it drafts a chain."""
+    words = ["init", BESIDE, "--engine", "sglang", "--gpu", "h100", "-o", str(folder / "written.yaml")]
+    result = CliRunner().invoke(app, [*words, "--algorithm", "EAGLE"])
+    assert result.exit_code == 0, result.output
+    chain = dict(zip((STEPS, TOPK, NODES), "314", strict=True))
+    written = " ".join(f"{name} {size}" for name, size in chain.items())
+    assert f"sglang serve --model-path {BESIDE} --speculative-algorithm EAGLE {written}\n" in result.stderr
+    server = alone(BESIDE) | {"--speculative-algorithm": "EAGLE"}
+    assert config(folder, server | chain, options=("--gpu", "h100")).num_steps == 3
+    assert f"{TOPK} is missing" in said(server)
+    by_other_name = server | chain | {"--speculative-algorithm": "NEXTN"}
+    assert "NEXTN for DeepseekV4ForCausalLM is not served" in said(by_other_name)
+
+
 def test_init_of_a_target_that_has_no_such_draft(folder: Path) -> None:
     result = CliRunner().invoke(app, ["init", BESIDE, "--algorithm", "DSPARK"])
     assert result.exit_code == 2
@@ -140,7 +156,8 @@ def test_a_target_that_brings_a_module_alone(folder: Path) -> None:
 
 def test_modules_beside_such_a_draft(folder: Path) -> None:
     """A target may have both, and the algorithm says which drafts."""
-    resolved = config(folder, alone(BUNDLING) | {"--speculative-algorithm": "EAGLE"}, options=("--gpu", "b200"))
+    chain = {"--speculative-algorithm": "EAGLE", STEPS: "3", TOPK: "1"}
+    resolved = config(folder, alone(BUNDLING) | chain, options=("--gpu", "b200"))
     assert (resolved.algorithm, resolved.num_steps) == ("EAGLE", 3)
 
 

