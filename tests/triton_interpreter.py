@@ -40,6 +40,7 @@ def lighten() -> None:
     tl.tensor.__init__ = _remembered_shapes(tl.tensor.__init__)
     tl.core.tuple.__eq__ = _equal
     interpreter.InterpreterBuilder.create_splat = _splat(interpreter.InterpreterBuilder.create_splat)
+    interpreter.InterpreterBuilder.cast_impl = _rounded(interpreter.InterpreterBuilder.cast_impl)
 
 
 def _splat(spread: Callable[..., Any]) -> Callable[..., Any]:
@@ -55,6 +56,21 @@ def _splat(spread: Callable[..., Any]) -> Callable[..., Any]:
         return interpreter.TensorHandle(np.full(block.shape, value.data), tl.int1)
 
     return spread_over
+
+
+def _rounded(cast: Callable[..., Any]) -> Callable[..., Any]:
+    """Numbers f32 as bf16, to the nearest, of two the even one, as a GPU makes them; the interpreter cuts bits off."""
+
+    def cast_to(self: Any, value: Any, to: Any) -> Any:
+        if (value.dtype.scalar, to.scalar) != (tl.float32, tl.bfloat16):
+            return cast(self, value, to)
+        bits = np.ascontiguousarray(value.data, dtype=np.float32).view(np.uint32)
+        rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+        return interpreter.TensorHandle(
+            np.where(np.isnan(value.data), bits >> 16 | 0x40, rounded).astype(np.uint16), tl.bfloat16
+        )
+
+    return cast_to
 
 
 def _remembered(of_type: Callable[[Any], Any]) -> Callable[[Any], Any]:

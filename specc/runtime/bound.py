@@ -25,7 +25,7 @@ from .graphs.segments import SegmentGraphs
 from .memory.arena import Arena
 from .memory.carried import check_carried
 from .memory.footprint import Memory
-from .memory.kv_rows import KvRows, Pairs
+from .memory.kv_rows import KvRows, Parts
 from .memory.overlap import check_apart
 from .memory.staging import Sent, Staging
 from .memory.tables import TableGuard, check_names, check_request_table, check_tables, prompt_tokens, room
@@ -74,7 +74,7 @@ class BoundStep:
         *,
         collective: Collective | None = None,
         carry: Mapping[str, Tensor] | None = None,
-        state_pools: Pairs | None = None,
+        state_pools: Parts | None = None,
         nvtx: bool = False,
         poison: int | None = None,
         memory: Tensor | None = None,
@@ -284,7 +284,7 @@ class BoundStep:
             tables = {name: table for name, table in tables.items() if name in self._plan.tables()}
         return check_tables(self._plan, self._device, tables, len(self._table))
 
-    def _moved(self, kv_pools: Mapping[str, Sequence[Tensor]], state_pools: Pairs) -> KvRows:
+    def _moved(self, kv_pools: Mapping[str, Sequence[Tensor]], state_pools: Parts) -> KvRows:
         """What kernels touch of the engine's pools: nothing. BindError for what the program does not know."""
         check_names("kv_pools", kv_pools, self._plan.kv_pools, "the program knows the KV buffers of")
         check_names("state_pools", state_pools, (), "the program commits the states of")

@@ -16,7 +16,7 @@ from .capabilities.records import RecordedProgram
 from .errors import BindError, UnsupportedDeviceError
 from .graphs.capture import check_device
 from .memory.arena import allocate
-from .memory.kv_rows import Pairs
+from .memory.kv_rows import Parts
 from .plan.capabilities import absent, check_held
 from .plan.files.manifest import Manifest
 from .plan.files.plan_json import load_plans
@@ -78,7 +78,7 @@ class Program(
         req_to_token: Tensor,
         kv_pools: Mapping[str, Sequence[Tensor]] | None = None,
         *,
-        state_pools: Pairs | None = None,
+        state_pools: Parts | None = None,
         tables: Mapping[str, Tensor] | None = None,
         collective: Collective | None = None,
         carry: Mapping[str, Tensor] | None = None,

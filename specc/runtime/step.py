@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from .bound import BoundStep
 from .capabilities.collective import ShardedStep
-from .capabilities.committing import CommittingStep
 from .capabilities.draft_tables import DraftTablesStep
 from .capabilities.moving import MovingStep
 from .capabilities.records import RecordedStep
 from .capabilities.sampled import SampledStep
+from .capabilities.states.fold import FoldingStep
+from .capabilities.states.select import SelectingStep
 
 
 class Step(
-    CommittingStep,
     DraftTablesStep,
+    FoldingStep,
     MovingStep,
     RecordedStep,
     SampledStep,
+    SelectingStep,
     ShardedStep,
     BoundStep,
 ):

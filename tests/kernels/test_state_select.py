@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,11 +17,12 @@ from torch import Tensor
 from specc.compiler.ir.types import StateType, TensorType
 from specc.compiler.kernels import FAMILIES
 from specc.compiler.kernels.writing.family import Spec
+from specc.runtime.capabilities.states.select import SelectedStates
 from specc.runtime.memory.kv_rows import KvRows
-from specc.runtime.memory.state_pools import StatePools
-from specc.runtime.plan.recurrent.state_tables import PART_WORDS, STATE_PARTS, STATE_POINTERS
+from specc.runtime.plan.recurrent.state_tables import SELECT, STATE_POINTERS, TABLE_SIZES, StatePool
 from specc.runtime.semantics.reference import evaluate
 
+STATE_PARTS, PART_WORDS = TABLE_SIZES[SELECT]
 ROWS, MORE = 7, 2  # state rows; requests and nodes that there is room for beyond the batch's
 SHAPES = ((torch.float32, (2, 4, 8)), (torch.float32, (1, 3)), (torch.bfloat16, (5,)), (torch.float16, (3, 8)))
 """Matrices whose bytes 16 divides and that it does not."""
@@ -139,9 +141,9 @@ def spec_of(case: Case) -> Spec:
 def places(case: Case, pairs: list[tuple[Tensor, Tensor]]) -> Tensor:
     """The table that the runtime makes of where they are."""
     table = torch.full((case.layers * STATE_PARTS, PART_WORDS), -1, dtype=torch.int64, device=pairs[0][0].device)
-    sizes = {"N": case.nodes}
-    plan = SimpleNamespace(buffers={STATE_POINTERS: table}, buckets=(len(case.rows),), size=sizes.get)
-    bound = StatePools(plan, table.device, {"target": pairs}, KvRows())  # pyright: ignore[reportArgumentType]
+    plan: Any = SimpleNamespace(buffers={STATE_POINTERS: table}, buckets=(len(case.rows),))
+    pool = StatePool(SELECT, case.layers, case.nodes)
+    bound = SelectedStates(plan, pool, table.device, {"target": pairs}, KvRows())
     bound.write_pointers(SimpleNamespace(buffer=lambda _: table))  # pyright: ignore[reportArgumentType]
     return table
 

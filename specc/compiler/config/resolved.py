@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 
 from specc.compiler.config.block import Block
 from specc.compiler.config.chosen import Tuning
+from specc.compiler.config.models.states import RecurrentState
 from specc.compiler.config.schema import (
     ConfigFile,
     Dtype,
@@ -64,7 +65,7 @@ class ModelConfig:
     ``selector_rank`` and ``selector_top_k`` of one without selector.
     ``num_hidden_layers`` is None where all layers keep keys and values, so that ``num_layers`` are all.
     ``state_layers`` keep a recurrent state, of ``state_bytes`` a request in each of them, 0 where that is not known.
-    ``state_form`` says of a target who commits it.
+    ``state_form`` says of a target who commits it, and ``state`` is what it is, None where that is not known.
     ``experts_per_token`` and ``index_topk`` are None where the model has no experts, or no sparse attention.
     ``token_map`` says of a draft that scores a part of the target's tokens where its map is: a file, ``model``
     or ``engine``; None of any other model. ``padded_vocab_size`` are the columns of all shards of its logits together,
@@ -98,6 +99,7 @@ class ModelConfig:
     state_layers: int = 0
     state_bytes: int = 0
     state_form: StateForm = "engine"
+    state: RecurrentState | None = None
     token_map: str | None = None
     padded_vocab_size: int | None = None
     kv_ranks: int = 1

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from specc.compiler.config.archs import ARCHS, GPUS, NATIVE, Arch, arch_of
-from specc.compiler.config.block import Block
+from specc.compiler.config.block import Block, StateBlock
 from specc.compiler.config.budget_entries import Budgets
 from specc.compiler.config.presets import Engine
 from specc.compiler.config.presets.engine_tables import TablesBlock
@@ -34,7 +34,7 @@ DraftSampling = Literal["greedy", "coupled"]
 Logprobs = Literal["raw", "processed"]
 Logits = Literal["gathered", "sharded"]
 HeadForm = Literal["engine", "weights", "int8", "fp8"]
-StateForm = Literal["engine", "select"]
+StateForm = Literal["engine", "select", "fold"]
 Sampling = Literal["penalties", "logit_bias", "grammar", "top_k", "top_p", "min_p"]
 StepForm = Literal["whole", "rotated"]
 DraftPositions = Literal["true", "shifted", "auto"]
@@ -137,7 +137,10 @@ class ModelBlock(Block):
     config.json says the sizes."""
     state_form: StateForm = "engine"
     """The side that commits the target's state. engine: a call of the engine's. select: a launch of the program's,
-    which copies the state that the verification has left of the accepted node."""
+    which copies the state that the verification has left of the accepted node. fold: a launch, which advances the state
+    by what the verification has left of each accepted node."""
+    state: StateBlock | None = None
+    """Of the target: sizes of its state, which fold needs. Default: those of the model."""
     num_kv_heads: Annotated[Count, Field(le=4096)] | None = None
     """Key/value heads per layer; 1 for mla."""
     head_dim: Annotated[Count, Field(le=8192)] | None = None

@@ -20,6 +20,7 @@ from specc.compiler.kernels import (
     rows,
     score,
     stash,
+    state_fold,
     state_select,
     topk,
     topk_part,
@@ -55,6 +56,7 @@ LONE: dict[str, Family] = {
         budget_rows.FAMILY,
         stash.FAMILY,
         state_select.FAMILY,
+        state_fold.FAMILY,
         halves.FAMILY,
         head.FAMILY,
     )

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from specc.compiler.ir.core import Module, Op
-from specc.compiler.ir.types import StateType
 from specc.compiler.kernels import copying
-from specc.compiler.kernels.writing.family import Cluster, Family, KernelArguments, Spec
+from specc.compiler.kernels.committing import commit_arguments, layers, nodes
+from specc.compiler.kernels.writing.family import Cluster, Family, Spec
 from specc.compiler.kernels.writing.knobs import WARPS, Knobs, tuned_split
-from specc.runtime.plan.recurrent.state_tables import PART_WORDS, STATE_PARTS, STATE_POINTERS
+from specc.runtime.plan.recurrent.state_tables import SELECT, TABLE_SIZES
 
 _UNIT = 8
 """Bytes of a unit of what lies in one piece."""
@@ -24,54 +24,36 @@ class StateSelect(Family):
 
     def candidates(self, module: Module) -> Iterable[Cluster]:
         """Each commit is a launch of its own."""
-        yield from ((op,) for op in module.find("state.select"))
+        yield from ((op,) for op in module.find(SELECT))
 
     def spec(self, module: Module, name: str, cluster: Cluster) -> Spec:
         """See `Family.spec`."""
-        op, arguments = cluster[0], KernelArguments()
-        arguments.value("accept_index_ptr", op["accept_index"])
-        arguments.value("accept_lens_ptr", op["accept_lens"])
-        arguments.value("rows_ptr", op["rows"])
-        arguments.input("state_rows_ptr", op["state_rows"])
-        arguments.value("seq_lens_ptr", op["seq_lens"])
-        arguments.input("kept_rows_ptr", op["kept_rows"])
-        arguments.input("kept_interval_ptr", op["kept_interval"])
-        arguments.buffer("places_ptr", "i64", STATE_POINTERS)
+        op, (parts, words) = cluster[0], TABLE_SIZES[SELECT]
         constants = (
-            ("N", _nodes(module, op)),
+            ("N", nodes(module, op)),
             ("A", module.size("A")),
-            ("LAYERS", _layers(op)),
-            ("PARTS", STATE_PARTS),
-            ("WORDS", PART_WORDS),
+            ("LAYERS", layers(op)),
+            ("PARTS", parts),
+            ("WORDS", words),
             ("BLOCK", copying.TILE),
         )
         tiles = f"{copying.TILE} units, of 8 bytes where a state lies in one piece, else of 2"
-        return Spec(self.stem, {}, constants, tuple(arguments.parameters), tiles=tiles)
+        return Spec(self.stem, {}, constants, commit_arguments(op), tiles=tiles)
 
     def grid(self, module: Module, cluster: Cluster, batch: int) -> tuple[int, int, int]:
         """So many programs for each request and layer that two waves over the device share all of them."""
         op = cluster[0]
-        split = tuned_split(module, op, batch) or copying.programs(_pieces(op), batch * _layers(op))
-        return batch, _layers(op) * split, 1
+        split = tuned_split(module, op, batch) or copying.programs(_pieces(op), batch * layers(op))
+        return batch, layers(op) * split, 1
 
     def knobs(self, module: Module, cluster: Cluster) -> Knobs:
         """See `Family.knobs`: a layer's pieces are shared by any number of programs."""
-        return Knobs(warps=WARPS, split=_pieces(cluster[0]), rows=_layers(cluster[0]))
-
-
-def _layers(op: Op) -> int:
-    return max(1, int(op.attrs["layers"]))
+        return Knobs(warps=WARPS, split=_pieces(cluster[0]), rows=layers(cluster[0]))
 
 
 def _pieces(op: Op) -> int:
     """Tiles of a request's state in one layer."""
     return -(-(int(op.attrs["bytes"]) or _UNKNOWN) // (copying.TILE * _UNIT))
-
-
-def _nodes(module: Module, op: Op) -> int:
-    """Nodes of a request, each with a state."""
-    (along,) = (type_.along for value in op.operands if isinstance(type_ := value.type, StateType))
-    return module.size(along)
 
 
 FAMILY = StateSelect()

@@ -28,7 +28,7 @@ from specc.compiler.pass_manager.pass_base import Choice, Context, Pass, Rejecte
 from specc.compiler.support.diagnostics import Diagnostic, DiagnosticError
 from specc.compiler.support.rounding import round_up
 from specc.runtime.plan.plan import Buffer, kv_pointers
-from specc.runtime.plan.recurrent.state_tables import PART_WORDS, STATE_PARTS, STATE_POINTERS
+from specc.runtime.plan.recurrent.state_tables import STATE_POINTERS, TABLE_SIZES
 
 ALIGNMENT = 256
 """Bytes every arena buffer is aligned to, as CUDA's own allocations are."""
@@ -170,7 +170,8 @@ def _pointer_buffers(module: Module, launches: Mapping[str, Spec]) -> list[Buffe
             type_ = TensorType("i64", (pool.layers * pool.buffers,))
             buffers.append(_owned(module, kv_pointers(pool.name), type_, (1, FOREVER), "zero"))
     for op in (op for op in module.ops() if op.has(Trait.COMMITS)):
-        type_ = TensorType("i64", (int(op.attrs["layers"]) * STATE_PARTS, PART_WORDS))
+        parts, words = TABLE_SIZES[op.opcode]
+        type_ = TensorType("i64", (int(op.attrs["layers"]) * parts, words))
         buffers.append(_owned(module, STATE_POINTERS, type_, (1, FOREVER), "zero"))
     return buffers
 

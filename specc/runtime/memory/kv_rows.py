@@ -8,8 +8,8 @@ from torch import Tensor
 
 from .arena import Arena
 
-Pairs = Mapping[str, Sequence[tuple[Tensor, Tensor]]]
-"""By owner, of each tensor of a recurrent state, what is kept and what is pending."""
+Parts = Mapping[str, Sequence[tuple[Tensor, ...]]]
+"""By owner, of each tensor of a recurrent state, what is kept, and behind it what is pending."""
 
 
 class KvRows:

@@ -47,30 +47,28 @@ RECORDS = Capability(
     lambda plans: any(plan.disaggregation for plan in plans),
 )  # fmt: skip
 RANKS = Capability(
-    ("capabilities/collective.py",),
-    ("GroupCollective",),
-    "`logits: sharded`, or `draft.head` of several ranks",
-    lambda plans: any(RANK in plan.inputs for plan in plans),
-)
+    ("capabilities/collective.py",), ("GroupCollective",),
+    "`logits: sharded`, or `draft.head` of several ranks", lambda plans: any(RANK in plan.inputs for plan in plans),
+)  # fmt: skip
 MOVES = Capability(
-    ("capabilities/moving.py",),
-    (),
-    "`topk` above 1",
+    ("capabilities/moving.py",), (), "`topk` above 1",
     lambda plans: any(pool.bound for plan in plans for pool in plan.kv_pools.values()),
-)
-STATES = Capability(
-    ("capabilities/committing.py", "memory/state_pools.py", "plan/recurrent/state_tables.py"), (),
-    "`state_form: select`", lambda plans: any("state_rows" in plan.inputs for plan in plans),
+)  # fmt: skip
+SELECTED = Capability(
+    ("capabilities/states/select.py",), (), "`state_form: select`",
+    lambda plans: any(kernel.family == "state_select" for plan in plans for kernel in plan.kernels.values()),
+)  # fmt: skip
+FOLDED = Capability(
+    ("capabilities/states/fold.py",), (), "`state_form: fold`",
+    lambda plans: any(kernel.family == "state_fold" for plan in plans for kernel in plan.kernels.values()),
 )  # fmt: skip
 OPS = Capability(
     ("capabilities/brought.py",), (), "an algorithm of a plugin", lambda plans: any(plan.ops for plan in plans)
 )
 ROTATED = Capability(
-    ("rotated.py",),
-    ("RotatedStep", "commit", "propose", "zeros"),
-    "`step: rotated`",
-    lambda plans: any(plan.rotated for plan in plans),
-)
+    ("rotated.py",), ("RotatedStep", "commit", "propose", "zeros"),
+    "`step: rotated`", lambda plans: any(plan.rotated for plan in plans),
+)  # fmt: skip
 SHAPES = Capability(
     ("capabilities/shape.py", "capabilities/step_times.py"),
     ("AcceptanceShape", "FixedShape", "ShapePolicy", "measure_step_times", "read_step_times", "write_step_times"),
@@ -85,7 +83,7 @@ TABLES = Capability(
     ("capabilities/draft_tables.py", "plan/token_map.py"), ("read_listed_tokens",), "`draft.head`",
     lambda plans: any(MADE & plan.inputs.keys() for plan in plans),
 )  # fmt: skip
-CAPABILITIES = (SAMPLING, RECORDS, RANKS, MOVES, STATES, OPS, ROTATED, SHAPES, BUDGETS, TABLES)
+CAPABILITIES = (SAMPLING, RECORDS, RANKS, MOVES, SELECTED, FOLDED, OPS, ROTATED, SHAPES, BUDGETS, TABLES)
 
 
 def lacking(owner: str, name: str) -> AttributeError:

@@ -10,18 +10,20 @@ import pytest
 import torch
 from torch import Tensor
 
+from specc.runtime.capabilities.states.select import SelectedStates
 from specc.runtime.errors import BindError
 from specc.runtime.memory.kv_rows import KvRows
 from specc.runtime.memory.overlap import check_apart
-from specc.runtime.memory.state_pools import StatePools
-from specc.runtime.plan.recurrent.state_tables import PART_WORDS, STATE_PARTS, STATE_POINTERS
+from specc.runtime.plan.recurrent.state_tables import SELECT, STATE_POINTERS, TABLE_SIZES, StatePool
 
 CPU = torch.device("cpu")
+STATE_PARTS, PART_WORDS = TABLE_SIZES[SELECT]
 LAYERS, ROWS, BATCH, NODES = 2, 5, 3, 4
 MATRIX, WINDOW = (2, 8), (6, 3)
 Pairs = list[tuple[Tensor, Tensor]]
 TABLE = torch.zeros(LAYERS * STATE_PARTS, PART_WORDS, dtype=torch.int64)
-PLAN: Any = SimpleNamespace(buffers={STATE_POINTERS: TABLE}, buckets=(1, BATCH), size={"N": NODES}.get)
+PLAN: Any = SimpleNamespace(buffers={STATE_POINTERS: TABLE}, buckets=(1, BATCH))
+POOL = StatePool(SELECT, LAYERS, NODES)
 
 
 def pairs() -> Pairs:
@@ -33,9 +35,9 @@ def pairs() -> Pairs:
     return [pair for n in range(LAYERS) for pair in ((kept[n], pending[n]), (windows[n], overlapping[n]))]
 
 
-def bound(given: object) -> StatePools:
+def bound(given: object) -> SelectedStates:
     """What a step is bound to."""
-    return StatePools(PLAN, CPU, given, KvRows())  # pyright: ignore[reportArgumentType]
+    return SelectedStates(PLAN, POOL, CPU, given, KvRows())  # pyright: ignore[reportArgumentType]
 
 
 def test_the_table_says_where_states_are() -> None:
@@ -64,7 +66,7 @@ FAULTS: dict[str, tuple[Callable[[Pairs], object], str]] = {
     "a tensor": (lambda given: given[0][0], "is a Tensor, the program wants pairs"),
     "few": (lambda given: given[:3], "has 3, the program wants pairs"),
     "many": (lambda given: given * 5, "has 20, the program wants pairs"),
-    "no pair": (with_pair(1, lambda kept, _: kept), r"\[1\] is no pair of what is kept and what is pending"),
+    "no pair": (with_pair(1, lambda kept, _: kept), r"\[1\] is not 2 tensors: what is kept, what is pending"),
     "a list": (with_pair(1, lambda kept, _: (kept, [1])), r"\[1\] is a list, not a tensor"),
     "elsewhere": (with_pair(0, lambda kept, left: (kept, left.to("meta"))), "is on meta, the program on cpu"),
     "dtype": (with_pair(0, lambda kept, left: (kept.half(), left)), r"torch.float16\[5, 2, 8\] and torch.float32"),

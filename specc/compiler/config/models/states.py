@@ -6,7 +6,7 @@ short convolution. Verification needs the inputs of all tokens that it verifies,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -64,6 +64,34 @@ class RecurrentState:
             return (self.heads * self.rows + 2 * groups * self.columns) // ranks
         return (2 * self.groups * self.columns + self.heads * self.rows) // ranks
 
+    @property
+    def sizes(self) -> str:
+        """Return what it is, in words."""
+        matrices = f"{self.heads} {self.matrices} matrices of {self.rows} x {self.columns}"
+        return f"{self.kind}, {matrices}, {self.groups} heads of keys, {self.kernel} taps"
+
+    @property
+    def matrices(self) -> str:
+        """Return the element type of the matrices; f32 where a model does not name it, as engines keep them."""
+        return self.dtype or "float32"
+
+    @property
+    def decays_channels(self) -> bool:
+        """Return whether each key channel has a decay of its own, rather than each head."""
+        return self.kind == KDA
+
+    def faults(self, ranks: int) -> Iterator[str]:
+        """Return what of these sizes does not go together, or cannot be shared out over so many ranks."""
+        if self.heads % self.groups:
+            yield f"{self.groups} heads of keys do not share out {self.heads} matrices"
+        for count, what in ((self.heads, "matrices"), (self.groups, "heads of keys")):
+            if count % ranks:
+                yield f"{count} {what} cannot be shared out over {ranks} ranks"
+        if self.kernel < 2:
+            yield f"a convolution of {self.kernel} tap keeps no inputs"
+        if self.matrices not in ("float32", "bfloat16", "float16"):
+            yield f"matrices of {self.matrices[:40]} are none that a program advances"
+
     def bytes(self, *, ranks: int, drafts: int, inputs: int, matrices: int) -> int:
         """Return the bytes of a request in a layer on a rank, with room for so many drafts.
 
@@ -81,10 +109,16 @@ def state_bytes(facts: Mapping[str, Fact]) -> Fact | None:
     state, dtype = RecurrentState.of(facts), facts.get("dtype")
     if state is None or dtype is None:
         return None
-    inputs, matrices = _bytes(str(dtype.value)), _bytes(state.dtype or "float32")
+    size = bytes_of(state, str(dtype.value))
+    return Fact(size, f"the sizes of {state.kind}") if size is not None else None
+
+
+def bytes_of(state: RecurrentState, dtype: str) -> int | None:
+    """Return the bytes of a request in a layer, on all ranks together, where inputs have a dtype; None if not known."""
+    inputs, matrices = _bytes(dtype), _bytes(state.matrices)
     if inputs is None or matrices is None:
         return None
-    return Fact(state.bytes(ranks=1, drafts=0, inputs=inputs, matrices=matrices), f"the sizes of {state.kind}")
+    return state.bytes(ranks=1, drafts=0, inputs=inputs, matrices=matrices)
 
 
 def _bytes(dtype: str) -> int | None:

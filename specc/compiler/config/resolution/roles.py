@@ -7,10 +7,11 @@ another value would make the program wrong.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from specc.compiler.config.models import Fact, ModelFacts
-from specc.compiler.config.models.states import state_bytes
+from specc.compiler.config.models.states import RecurrentState, bytes_of, state_bytes
 from specc.compiler.config.resolution.reduced import token_map_of
 from specc.compiler.config.resolved import ModelConfig
 from specc.compiler.config.rules.shapes import written_shapes
@@ -71,14 +72,34 @@ def settle(
     hc_mult = values["hc_mult"] or 1
     read = block.hidden_source or ("aux" if role == "target" and block.aux_layers else read)
     source = read or (yield from _hidden_source(written, role, hc_mult, model))
+    state = (yield from _state(written, block, usable)) if role == "target" else None
+    if values["state_bytes"] is None and state is not None:
+        values["state_bytes"] = bytes_of(state, values["dtype"])
     values |= {key: values[key] or 0 for key in ("state_layers", "state_bytes")}
     rest = {**values, "hc_mult": hc_mult, "kv_layout": values["kv_layout"] or "mha"}
     logits = block.logits_dtype or ("float32" if block.computes_head else values["dtype"])  # a program's own are f32
     rest |= {"kv_dtype": values["kv_dtype"] or values["dtype"], "logits_dtype": logits}
     fact = usable.get("aux_layers") if role == "draft" else None
     layers = tuple(map(int, str(fact.value).split())) if fact is not None else None
-    rest |= {"token_map": token_map, "head": block.head, "state_form": block.state_form}
+    rest |= {"token_map": token_map, "head": block.head, "state_form": block.state_form, "state": state}
     return ModelConfig(model=block.model, hidden_source=source, aux_layers=layers, **rest)
+
+
+def _state(written: Written, block: ModelBlock, facts: Mapping[str, Fact]) -> Findings[RecurrentState | None]:
+    """Return what a target's recurrent state is, as it is written or as the model says; say when they differ."""
+    own, at = RecurrentState.of(facts), written.places.value("target", "state")
+    if block.state is None or written.broken("target", "state"):
+        return own
+    sizes = block.state.model_dump()
+    if missing := [f"'{key}'" for key, size in sizes.items() if size is None]:
+        yield Diagnostic("config/missing-key", f"target.state lacks {', '.join(missing)}", at, "write all its sizes")
+        return None
+    state = RecurrentState(**sizes)
+    if own is not None and state != replace(own, dtype=own.matrices):
+        note = Note(f"the model has {own.sizes}", written.places.value("target", "model"))
+        message = f"target.state is written as {state.sizes}, and the model says otherwise: this is kept"
+        yield Diagnostic("config/model-override", message, at, notes=(note,), severity="warning")
+    return state
 
 
 def _usable(block: ModelBlock, model: ModelFacts | None) -> Mapping[str, Fact]:

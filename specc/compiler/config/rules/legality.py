@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import cast
 
+from specc.compiler.config.models.states import RecurrentState
 from specc.compiler.config.resolved import TARGET_OUTPUTS, ModelConfig, Sides
 from specc.compiler.config.rules.buckets import check_buckets
 from specc.compiler.config.rules.budgets import check_budget
@@ -193,6 +194,7 @@ def _one_sided(written: Written) -> Findings[None]:
     places = written.places
     roles = {"aux_layers": "target", "target_hidden_size": "draft", "num_aux_layers": "draft"}
     roles |= {"token_map": "draft", "head": "draft", "markov_rank": "draft", "state_form": "target"}
+    roles |= {"state": "target"}
     roles |= dict.fromkeys(SELECTOR, "draft")
     for key, role in roles.items():
         other = "draft" if role == "target" else "target"
@@ -261,6 +263,23 @@ def _state_form(written: Written, target: ModelConfig) -> Findings[None]:
         note = Note("the engine runs the target by itself", written.places.value("step"))
         message = "a rotated step commits no state: the engine does"
         yield Diagnostic("legal/state-form", message, at, hint, (note,))
+    elif target.state_form == "fold":
+        yield from _folds(written, target.state)
+
+
+def _folds(written: Written, state: RecurrentState | None) -> Findings[None]:
+    """Check that the sizes of a state are known that the program is to advance, and warn of one that is rounded."""
+    at, hint = written.places.value("target", "state_form"), "write state_form: select, which copies any state"
+    if state is None:
+        if not written.broken("target", "state") and not written.places.written("target", "state"):
+            message = "state_form is fold, and nothing says what the state is"
+            yield Diagnostic("config/missing-key", message, at, "add 'state:' inside target:, or write select")
+        return
+    for fault in state.faults(written.file.tensor_parallel):
+        yield Diagnostic("legal/state-form", fault, _settled_at(written, "target", "state"), hint)
+    if state.matrices in ("bfloat16", "float16"):
+        message = f"a state of {state.matrices} is rounded once a step, and by a model's own code after every token"
+        yield Diagnostic("legal/state-form", f"{message}: texts may differ", at, hint, severity="warning")
 
 
 def _target_outputs(written: Written, target: ModelConfig) -> Findings[None]:

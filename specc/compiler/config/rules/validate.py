@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from specc.compiler.config.archs import arch_hint
-from specc.compiler.config.block import Block
+from specc.compiler.config.block import Block, StateBlock
 from specc.compiler.config.presets.engine_tables import FieldBlock, TablesBlock
 from specc.compiler.config.rules.written_file import Written
 from specc.compiler.config.schema import OUTPUTS, ConfigFile, ModelBlock
@@ -207,6 +207,8 @@ def _block_of(path: Path) -> type[Block]:
     """Return the block in which a key stands."""
     if path[0] == "tables":
         return (ConfigFile, TablesBlock, TablesBlock, FieldBlock)[len(path) - 1]
+    if len(path) > 2:
+        return StateBlock
     return ConfigFile if len(path) == 1 else ModelBlock
 
 

@@ -4,16 +4,37 @@ from __future__ import annotations
 
 from specc.compiler.ir.opdef import COUNT, OpDef, Trait
 
+_COMMIT = (
+    "state: !state<target>[?n], accept_index: i32[B, A], accept_lens: i32[B], rows: i64[B], seq_lens: i64[B],"
+    " state_rows: i32[P], kept_rows: i32[P], kept_interval: i64[1] -> state: !state<target>"
+)
+_TRAITS = frozenset({Trait.COMMITS, Trait.PICKS})
+
 OPS = (
     OpDef(
         "state.select",
-        "state: !state<target>[?n], accept_index: i32[B, A], accept_lens: i32[B], rows: i64[B], seq_lens: i64[B],"
-        " state_rows: i32[P], kept_rows: i32[P], kept_interval: i64[1] -> state: !state<target>",
+        _COMMIT,
         "The state of node accept_index[b, accept_len - 1] is copied to the state row state_rows[row], in all"
         " ``layers`` of ``bytes`` each, 0 where that is not known. If the text of a request comes to a multiple of"
         " kept_interval tokens, the state there is copied to kept_rows[row]. Rows below 0 get nothing, nor do requests"
         " that accept nothing; an interval of 0 is none.",
         {"layers": COUNT, "bytes": COUNT},
-        traits=frozenset({Trait.COMMITS, Trait.PICKS}),
+        traits=_TRAITS,
     ),
-)
+    OpDef(
+        "state.fold",
+        _COMMIT,
+        "The state row state_rows[row] is advanced by what nodes accept_index[b, i], i < accept_len, add to it, one"
+        " after the other, in all ``layers`` of ``bytes`` each, to which a node adds ``record`` bytes. A matrix of each"
+        " of the ``heads``, of ``values`` by ``keys`` numbers, becomes decay times itself plus update times key in f32;"
+        " ``groups`` of heads share a key each, and ``decay`` is one number of a head or of each key channel. A window of"
+        " the last inputs, ``window`` at least, of each of the ``channels`` moves on by one. The state at a multiple of"
+        " kept_interval tokens goes to kept_rows[row], as by ``state.select``; of a request without a state row nothing"
+        " does.",
+        {
+            "layers": COUNT, "bytes": COUNT, "record": COUNT, "heads": COUNT, "values": COUNT, "keys": COUNT,
+            "groups": COUNT, "decay": str, "matrix": str, "channels": COUNT, "window": COUNT, "dtype": str,
+        },
+        traits=_TRAITS,
+    ),
+)  # fmt: skip

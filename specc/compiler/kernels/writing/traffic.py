@@ -205,7 +205,8 @@ class _Launch:
     def _copied(self, call: OpCall, moved: int | None) -> int:
         """Bytes of keys and values, or of states, that an op reads once and writes once, or for every other branch."""
         if has(call.op, Trait.COMMITS):
-            return 2 * self.requests * int(call.attrs["layers"]) * int(call.attrs["bytes"])
+            record = self._size("A") * int(call.attrs.get("record", 0))
+            return self.requests * int(call.attrs["layers"]) * (2 * int(call.attrs["bytes"]) + record)
         if not (owner := _moved(call.op)):
             return 0
         pool = self.traffic.kv_pools[owner]

@@ -26,6 +26,8 @@ from specc.runtime.program import Program
 from specc.runtime.rotated import RotatedStep
 
 ROOT = Path(specc.runtime.__file__).parent
+SIZES = {"kind": "GDN", "heads": 2, "rows": 4, "columns": 4, "groups": 1, "kernel": 4}
+FOLDED = {"state_layers": 2, "state_form": "fold", "state": SIZES}
 SHARDED = {"logits": "sharded", "tensor_parallel": 2}
 PROGRAMS: list[tuple[str, dict[str, Any], list[Capability]]] = [
     ("STANDALONE", {}, []),
@@ -36,7 +38,8 @@ PROGRAMS: list[tuple[str, dict[str, Any], list[Capability]]] = [
     ("EAGLE", {"disaggregation": True}, [capabilities.RECORDS]),
     ("EAGLE", SHARDED, [capabilities.RANKS]),
     ("EAGLE", {"topk": 2, "num_draft_tokens": 6}, [capabilities.MOVES]),
-    ("EAGLE", {"target": {"state_layers": 2, "state_form": "select"}}, [capabilities.STATES]),
+    ("EAGLE", {"target": {"state_layers": 2, "state_form": "select"}}, [capabilities.SELECTED]),
+    ("EAGLE", {"target": FOLDED}, [capabilities.FOLDED]),
     ("EAGLE", {"step": "rotated", "disaggregation": True}, [capabilities.RECORDS, capabilities.ROTATED]),
     ("EAGLE", {"num_steps": [2, 3]}, [capabilities.SHAPES]),
 ]

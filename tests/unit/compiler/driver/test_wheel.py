@@ -113,13 +113,14 @@ def test_the_runtime_is_copied_byte_for_byte(built: Path) -> None:
     capabilities = [
         "brought",
         "budgets/confidence",
-        "committing",
         "collective",
         "moving",
         "records",
         "sampled",
         "sampling",
         "shape",
+        "states/fold",
+        "states/select",
         "step_times",
         "draft_tables",
     ]

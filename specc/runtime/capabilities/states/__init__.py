@@ -1,0 +1,1 @@
+"""Ways to commit the states of recurrent layers, a file each."""
