@@ -27,3 +27,9 @@ HYBRIDS: dict[str, dict[str, Any]] = {
     },
 }
 """Models of four layers, of which the first and the third keep a recurrent state: a gated delta net, and Mamba-2."""
+
+STATES: dict[str, dict[str, Any]] = {
+    "qwen3_next": {"kind": "GDN", "heads": 4, "rows": 8, "columns": 8, "groups": 2, "kernel": 4},
+    "bamba": {"kind": "Mamba-2", "heads": 8, "rows": 8, "columns": 8, "groups": 1, "kernel": 4},
+}
+"""What these states are, as configurations say it."""

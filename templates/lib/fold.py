@@ -33,7 +33,7 @@ def fold_matrix(
     SHARING: tl.constexpr,
     CHANNELWISE: tl.constexpr,
     MATRIX: tl.constexpr,
-    INPUT: tl.constexpr,
+    KEY: tl.constexpr,
     ALIGN: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -58,7 +58,7 @@ def fold_matrix(
     begin = tl.multiple_of(row * apart, step)
     copy = tl.multiple_of(copy_row * apart, step)
     decays = tl.load(place + 2).to(numbers(0)) + request * tl.load(place + 3)
-    keys = tl.load(place + 5).to(numbers(INPUT)) + request * tl.load(place + 6) + head // SHARING * KEYS + key
+    keys = tl.load(place + 5).to(numbers(KEY)) + request * tl.load(place + 6) + head // SHARING * KEYS + key
     updates = tl.load(place + 8).to(numbers(0)) + request * tl.load(place + 9) + head * VALUES + value
     to_decay = tl.load(place + 4)
     to_key = tl.load(place + 7)

@@ -42,6 +42,7 @@ CHAIN, TREE = Config("STANDALONE", 1, 3, 4, 1), Config("STANDALONE", 3, 3, 8, 4)
 CONFIGS = [
     replace(CHAIN, overlap=True),
     replace(CHAIN, form="select"),
+    replace(CHAIN, form="fold"),
     TREE,
     replace(TREE, overlap=True, form="select"),
     Config("EAGLE", 1, 3, 4, 16),

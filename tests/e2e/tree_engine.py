@@ -15,7 +15,7 @@ from typing import Any
 import programs
 import torch
 from memoryless import plain_head
-from random_hybrids import HYBRIDS
+from random_hybrids import HYBRIDS, STATES
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM
@@ -157,6 +157,7 @@ def plans_of(config: Config) -> tuple[Plan, ...]:
     draft = SIZES | {"num_layers": LAYERS.get(config.algorithm, SIZES["num_layers"]), "head": config.head}
     draft |= {"vocab_size": len(config.part), "token_map": "engine"} if config.part else {}
     recurrent = {"num_hidden_layers": 4, "state_layers": 2, "state_form": config.form}
+    recurrent |= {"state": STATES[config.family]} if config.form == "fold" else {}
     target = SIZES | (recurrent if config.family in HYBRIDS else {})
     loaded = programs.load(config.algorithm, target=target, draft=draft, **config.keys)
     return tuple(built.plan for built in build_program(loaded).shapes)

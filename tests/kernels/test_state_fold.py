@@ -68,7 +68,8 @@ def random_case(seed: int) -> Case:
         "layers": layers, "bytes": 0, "record": 0, "groups": groups, "heads": groups * integer(source, 1, 3),
         "values": integer(source, 1, 9), "keys": (4, 8, 5, 1)[integer(source, 0, 3)],
         "decay": ("head", "channel")[integer(source, 0, 1)], "matrix": ("f32", "f32", "bf16", "f16")[seed % 4],
-        "channels": integer(source, 1, 20), "window": integer(source, 1, 4), "dtype": ("f32", "bf16", "f16")[seed % 3],
+        "channels": integer(source, 1, 20), "window": integer(source, 1, 4), "input": ("f32", "bf16", "f16")[seed % 3],
+        "key": ("f32", "bf16", "f16")[seed // 3 % 3],
     }  # fmt: skip
     width = integer(source, 2, nodes)
     lens = torch.randint(0, width + 1, (batch,), generator=source, dtype=torch.int32)

@@ -34,3 +34,5 @@ class StateBlock(Block):
     """Taps of the convolution."""
     dtype: Literal["bfloat16", "float16", "float32"] = "float32"
     """Element type of the matrices."""
+    keys: Literal["bfloat16", "float16", "float32"] = "float32"
+    """Element type of the keys that a verification leaves."""

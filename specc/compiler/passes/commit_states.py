@@ -68,8 +68,10 @@ class CommitStates(Pass):
     """Those of the convolution."""
     window: Annotated[int, SIZE] = 0
     """Inputs of a channel that are kept."""
-    dtype: Number = "f32"
-    """Element type of keys and inputs."""
+    key: Number = "f32"
+    """Element type of keys."""
+    input: Number = "f32"
+    """Element type of inputs."""
 
     @classmethod
     def of(cls, loaded: LoadedConfig) -> CommitStates:
@@ -99,7 +101,7 @@ class CommitStates(Pass):
     @property
     def _sizes(self) -> dict[str, Any]:
         """The attributes of a fold that say what the state is."""
-        names = ("heads", "values", "keys", "groups", "decay", "matrix", "channels", "window", "dtype")
+        names = ("heads", "values", "keys", "groups", "decay", "matrix", "key", "channels", "window", "input")
         return {name: getattr(self, name) for name in names}
 
     @property
@@ -161,9 +163,10 @@ def _sizes(state: RecurrentState, ranks: int, dtype: str) -> dict[str, Any]:
         "groups": state.groups // ranks,
         "decay": "channel" if state.decays_channels else "head",
         "matrix": NAMES[state.matrices],
+        "key": NAMES[state.keys],
         "channels": state.convolution_channels(ranks),
         "window": state.kernel - 1,
-        "dtype": dtype,
+        "input": dtype,
     }
 
 

@@ -14,7 +14,6 @@ from torch import Tensor
 from specc.compiler.support.diagnostics import Diagnostic
 from specc.lab.engine.memory.kv_pool import KVPool, PageAllocator, ReqToToken
 from specc.lab.engine.memory.prefix_cache import PrefixCache
-from specc.lab.engine.memory.state_pool import state_pools
 from specc.lab.engine.models.causal_models import TargetModel
 from specc.lab.engine.models.drafts import Draft
 from specc.lab.engine.serving import fitting
@@ -101,7 +100,7 @@ class Engine:
         plan, device = self.plan, self.target.device
         columns = round_up(max_context + plan.kv.reserve, plan.kv.page_size)
         max_batch = max(buckets[-1] for buckets in self.program.buckets.values())
-        self.states = state_pools({"target": self.target.facts.states}, plan.size("P"), device)
+        self.states = fitting.make_states(self.target, self.program.plans.values())
         self.table = ReqToToken(plan.size("P"), columns, device, self.states.values())
         self.allocator = PageAllocator(num_pages or max_batch * columns // plan.kv.page_size + 1, plan.kv.page_size)
         slots = self.allocator.num_pages * plan.kv.page_size

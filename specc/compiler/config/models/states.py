@@ -30,6 +30,7 @@ class RecurrentState:
         groups: of GDN and KDA the heads of keys; of Mamba-2 the groups of heads that share B and C.
         kernel: taps of the convolution.
         dtype: element type of the matrices, where config.json says it; None where an engine chooses.
+        keys: element type of the keys that a verification leaves.
 
     """
 
@@ -40,6 +41,7 @@ class RecurrentState:
     groups: int
     kernel: int
     dtype: str | None
+    keys: str = "float32"
 
     @classmethod
     def of(cls, facts: Mapping[str, Fact]) -> Self | None:

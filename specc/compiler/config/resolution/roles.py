@@ -95,7 +95,7 @@ def _state(written: Written, block: ModelBlock, facts: Mapping[str, Fact]) -> Fi
         yield Diagnostic("config/missing-key", f"target.state lacks {', '.join(missing)}", at, "write all its sizes")
         return None
     state = RecurrentState(**sizes)
-    if own is not None and state != replace(own, dtype=own.matrices):
+    if own is not None and state != replace(own, dtype=own.matrices, keys=state.keys):
         note = Note(f"the model has {own.sizes}", written.places.value("target", "model"))
         message = f"target.state is written as {state.sizes}, and the model says otherwise: this is kept"
         yield Diagnostic("config/model-override", message, at, notes=(note,), severity="warning")

@@ -27,13 +27,13 @@ OPS = (
         "The state row state_rows[row] is advanced by what nodes accept_index[b, i], i < accept_len, add to it, one"
         " after the other, in all ``layers`` of ``bytes`` each, to which a node adds ``record`` bytes. A matrix of each"
         " of the ``heads``, of ``values`` by ``keys`` numbers, becomes decay times itself plus update times key in f32;"
-        " ``groups`` of heads share a key each, and ``decay`` is one number of a head or of each key channel. A window of"
+        " each of the ``groups`` of heads has a key, and a ``decay`` is of a head, or of each key channel. A window of"
         " the last inputs, ``window`` at least, of each of the ``channels`` moves on by one. The state at a multiple of"
         " kept_interval tokens goes to kept_rows[row], as by ``state.select``; of a request without a state row nothing"
-        " does.",
+        " does. ``matrix``, ``key`` and ``input`` are dtypes; decays and updates are f32.",
         {
             "layers": COUNT, "bytes": COUNT, "record": COUNT, "heads": COUNT, "values": COUNT, "keys": COUNT,
-            "groups": COUNT, "decay": str, "matrix": str, "channels": COUNT, "window": COUNT, "dtype": str,
+            "groups": COUNT, "decay": str, "matrix": str, "key": str, "channels": COUNT, "window": COUNT, "input": str,
         },
         traits=_TRAITS,
     ),

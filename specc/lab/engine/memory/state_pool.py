@@ -95,7 +95,7 @@ class StatePool:
         self.pending = {part: kept.new_zeros(requests, nodes, *kept.shape[1:]) for part, kept in self.parts.items()}
 
     @property
-    def pairs(self) -> list[tuple[Tensor, Tensor]]:
+    def bound(self) -> Sequence[tuple[Tensor, ...]]:
         """Each tensor of what is kept, beside that of what is pending, by layers."""
         return [(self.parts[part], self.pending[part]) for part in sorted(self.parts)]
 
@@ -115,16 +115,20 @@ class StatePool:
         for part, states in self.parts.items():
             states.index_put_((rows,), tensors[part])
 
+    def _fit(self, count: int, nodes: int) -> None:
+        """Make room for what is pending of so many requests and nodes, where there is not enough."""
+        self._nodes = nodes
+        if any(len(left) < count or left.shape[1] < nodes for left in self.pending.values()) or not self.pending:
+            self.make_room(count, nodes)
+
     def runs(self, rows: Tensor, parents: Tensor, order: Tensor) -> Iterator[tuple[Tensor, RowStates]]:
         """Yield the node of every row that is to be run, i64[b], and the states that its parent left.
 
         rows i64[b] are pool rows; parents i64[b, N] of nodes, -1 for what was committed; order i64[b, N]: the nodes,
         parents first. What a forward makes of the states is pending when the next one is asked for.
         """
-        count, self._nodes = parents.shape
-        if any(len(left) < count or left.shape[1] < self._nodes for left in self.pending.values()) or not self.pending:
-            self.make_room(count, self._nodes)
-        row = torch.arange(count, device=rows.device)
+        self._fit(*parents.shape)
+        row = torch.arange(len(rows), device=rows.device)
         begun = {part: states[rows] for part, states in self.parts.items()}
         for node in order.unbind(1):
             parent = parents[row, node]

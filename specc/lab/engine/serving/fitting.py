@@ -11,7 +11,8 @@ from torch import Tensor
 from specc.compiler.ir.ops.head import MARKOV
 from specc.compiler.ir.ops.lattice import SELECTOR
 from specc.lab.engine.errors import EngineError, UnsupportedModelError
-from specc.lab.engine.memory.state_pool import StatePool
+from specc.lab.engine.memory.state_pool import StatePool, state_pools
+from specc.lab.engine.memory.state_records import RecordedStates
 from specc.lab.engine.models.causal_models import CausalModel, TargetModel
 from specc.lab.engine.models.drafts import Draft
 from specc.lab.engine.serving.checking import check_scores
@@ -19,7 +20,8 @@ from specc.runtime import AcceptanceShape, ConfidenceShape, FixedShape, ShapePol
 from specc.runtime.capabilities.shape import ShapeBuckets, StepTimes
 from specc.runtime.plan.draft_head import HEAD
 from specc.runtime.plan.plan import RANK, TOKEN_MAP, Plan
-from specc.runtime.plan.recurrent.state_tables import KEPT_INTERVAL, KEPT_ROWS, OWNER, STATE_ROWS
+from specc.runtime.plan.recurrent.state_tables import FOLD, KEPT_INTERVAL, KEPT_ROWS, OWNER, STATE_ROWS
+from specc.runtime.plan.recurrent.state_tables import StatePool as StateRecord
 from specc.runtime.plan.shape import Shape, listed, named
 
 DEFAULT_CONTEXT = 1024
@@ -148,12 +150,24 @@ def _state_rows(plan: Plan) -> dict[str, Tensor]:
     return {STATE_ROWS: rows, KEPT_ROWS: torch.full_like(rows, -1), KEPT_INTERVAL: torch.zeros(1, dtype=torch.int64)}
 
 
+def make_states(target: TargetModel, plans: Collection[Plan]) -> dict[str, StatePool]:
+    """Return the states of a target for programs of these plans; none where it keeps none.
+
+    UnsupportedModelError where a program advances others.
+    """
+    shapes, rows = target.facts.states, max(plan.size("P") for plan in plans)
+    pools = [pool for plan in plans if (pool := StateRecord.of(plan)) is not None and pool.op == FOLD]
+    if not shapes or not pools:
+        return state_pools({OWNER: shapes}, rows, target.device)
+    return {OWNER: RecordedStates(shapes, rows, target.model, pools[0], target.device)}
+
+
 def bring_states(plans: Collection[Plan], states: Mapping[str, StatePool]) -> dict[str, Any]:
     """Return the states of the target for a program that commits them; nothing for another one."""
     if not any(STATE_ROWS in plan.inputs for plan in plans):
         return {}
     states[OWNER].make_room(max(plan.buckets[-1] for plan in plans), max(plan.size("N") for plan in plans))
-    return {"state_pools": {OWNER: states[OWNER].pairs}}
+    return {"state_pools": {OWNER: states[OWNER].bound}}
 
 
 def head_of(draft: Draft) -> Tensor:

@@ -79,11 +79,11 @@ class StatePool:
 
 def folded_parts(call: OpCall) -> tuple[Part, ...]:
     """The tensors of a layer of `state.fold`, which has their sizes as attributes."""
-    sizes, inputs = call.attrs, str(call.attrs["dtype"])
+    sizes, inputs = call.attrs, str(call.attrs["input"])
     heads, values, keys = (int(sizes[name]) for name in ("heads", "values", "keys"))
     records = (
         Part("decay", "f32", (heads, keys) if sizes["decay"] == "channel" else (heads,)),
-        Part("key", inputs, (int(sizes["groups"]), keys)),
+        Part("key", str(sizes["key"]), (int(sizes["groups"]), keys)),
         Part("update", "f32", (heads, values)),
     )
     channels = int(sizes["channels"])
