@@ -13,12 +13,12 @@ from .capabilities.states.select import SelectingStep
 
 
 class Step(
-    DraftTablesStep,
     FoldingStep,
+    SelectingStep,
+    DraftTablesStep,
     MovingStep,
     RecordedStep,
     SampledStep,
-    SelectingStep,
     ShardedStep,
     BoundStep,
 ):

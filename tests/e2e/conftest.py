@@ -78,6 +78,8 @@ class Case:
     """Who computes the head of the draft's vocabulary, and by which weights."""
     budget: int | None = None
     """Rows of the target, a request on average."""
+    form: str = "engine"
+    """Who commits the target's recurrent state."""
     ranks: int = 0
     """Ranks that logits are sharded over, on four columns more than there are tokens; 0: they are whole."""
 
@@ -88,7 +90,7 @@ class Case:
         tree = f"_k{self.topk}_n{self.nodes}_{self.mask}" if self.topk > 1 else ""
         marks = {"_corpus": self.corpus, "_mixed": self.mixed, "_reduced": self.reduced, f"_r{self.ranks}": self.ranks}
         marks[f"_b{self.budget}"] = self.budget is not None
-        marks[f"_{self.head}"] = self.head != "engine"
+        marks |= {f"_{self.head}": self.head != "engine", f"_{self.form}": self.form != "engine"}
         ends = "".join(end for end, there in marks.items() if there)
         return f"{self.algorithm.lower()}_{self.models}_{flags}{tree}{ends}"
 
@@ -251,6 +253,7 @@ def config_text(case: Case, models: Models) -> str:
     token_map = f", token_map: {str(models.token_map)!r}" if case.reduced else ""
     token_map += f", head: {case.head}" if case.head != "engine" else ""
     dtypes += f", padded_vocab_size: {VOCAB + 4}" if case.ranks else ""
+    form = f", state_form: {case.form}" if case.form != "engine" else ""
     return "\n".join(
         (
             f"name: {case.name}",
@@ -266,7 +269,7 @@ def config_text(case: Case, models: Models) -> str:
             *([f"budget: {case.budget}"] if case.budget else []),
             "max_requests: 6",
             "disaggregation: true",
-            f"target: {{model: {str(models.target)!r}{dtypes}}}",
+            f"target: {{model: {str(models.target)!r}{dtypes}{form}}}",
             *([f"draft: {{model: {str(draft)!r}{dtypes}{token_map}}}"] if draft else []),
             *(["options: {corpus: corpus.txt}"] if case.corpus else []),
             *([f"tensor_parallel: {case.ranks}", "logits: sharded"] if case.ranks else []),

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ from specc.lab.engine.memory.state_pool import CONV, StatePool
 from specc.lab.engine.models.drafts import StandaloneDraft
 from specc.lab.engine.serving.requests.request import Sampling, StopConditions
 from specc.runtime.plan.shape import Shape
-from specc.runtime.semantics.convention import MOVES, Attrs, Dims, Tensors
+from specc.runtime.semantics.convention import MOVES, Attrs, Dims, Move, Tensors
 
 from .conftest import EXAMPLES, Case, Models, build_wheel
 from .conftest import PROMPTS as WRITTEN
@@ -45,9 +46,11 @@ CONFIGS = [
     replace(CHAIN, form="fold"),
     TREE,
     replace(TREE, overlap=True, form="select"),
+    replace(TREE, overlap=True, form="fold"),
     Config("EAGLE", 1, 3, 4, 16),
     Config("EAGLE", 2, 3, 7, 1, mask="slots", overlap=True, form="select"),
     Config("EAGLE3", 3, 2, 8, 1, mask="bitpacked"),
+    Config("EAGLE", 2, 3, 7, 16, mask="full", form="fold"),
     Config("FROZEN_KV_MTP", 2, 2, 5, 1, mask="full"),
     Config("MULTI_LAYER_EAGLE", 1, 3, 4, 16, overlap=True),
     Config("DFLASH", 1, 3, 4, 1),
@@ -63,10 +66,9 @@ REQUESTS = [
     base_texts()[2][:33],
 ]
 
-SELECT = "state.select"
 each_family = pytest.mark.parametrize("family", HYBRIDS)
 each_config = pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.algorithm.lower()}-{c.topk}-{c.form}")
-each_form = pytest.mark.parametrize("form", ["engine", "select"])
+each_form = pytest.mark.parametrize("form", ["engine", "select", "fold"])
 
 
 @each_family
@@ -216,25 +218,49 @@ def test_texts_depend_on_the_state(
     assert sum(right) < len(right) - 1
 
 
-def misread(row: int, column: int) -> Callable[..., None]:
-    """The copy of a program that takes the node of so many places before, of so many rows further."""
+def misread(row: int, column: int) -> Callable[..., Any]:
+    """The commit of a program that ends so many places before the last node, of so many rows further."""
 
-    def select(operands: Tensors, attrs: Attrs, dims: Dims, buffers: Sequence[Tensor]) -> None:
-        index, lens, *rest = operands
-        MOVES[SELECT][1]((index.roll(row, 0), (lens - column).clamp(min=0), *rest), attrs, dims, buffers)
+    def misreading(commit: Move) -> Move:
+        def moved(operands: Tensors, attrs: Attrs, dims: Dims, buffers: Sequence[Tensor]) -> None:
+            index, lens, *rest = operands
+            commit((index.roll(row, 0), (lens - column).clamp(min=0), *rest), attrs, dims, buffers)
 
-    return select
+        return moved
+
+    return misreading
+
+
+def without(first: int, last: int) -> Callable[..., Any]:
+    """The commit of a program that leaves some of the tensors of a layer as they are, of the six of a fold."""
+
+    def leaving(commit: Move) -> Move:
+        def moved(operands: Tensors, attrs: Attrs, dims: Dims, buffers: Sequence[Tensor]) -> None:
+            kept = [tensor.clone() if first <= i % 6 < last else tensor for i, tensor in enumerate(buffers)]
+            commit(operands, attrs, dims, kept)
+
+        return moved
+
+    return leaving
+
+
+MISTAKES = [
+    pytest.param(form, fault, id=f"{form}-{name}")
+    for form in ("select", "fold")
+    for name, fault in {"before": misread(0, 1), "other": misread(1, 0), "none": lambda _: lambda *_: None}.items()
+] + [pytest.param("fold", without(*which), id=f"fold-{which}") for which in ((0, 1), (4, 5))]
 
 
 @each_family
 @pytest.mark.parametrize("config", [CHAIN, TREE], ids=["chain", "tree"])
-@pytest.mark.parametrize("fault", [misread(0, 1), misread(1, 0), lambda *_: None], ids=["before", "other", "none"])
-def test_texts_depend_on_what_a_program_copies(
-    config: Config, fault: Callable[..., None], family: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("form", "fault"), MISTAKES)
+def test_texts_depend_on_what_a_program_commits(
+    config: Config, form: str, fault: Callable[..., Any], family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same of its own commit."""
-    engine = make_engine(replace(config, family=family, form="select"))
-    monkeypatch.setattr("specc.runtime.semantics.reference.MOVES", {**MOVES, SELECT: (MOVES[SELECT][0], fault)})
+    engine = make_engine(replace(config, family=family, form=form))
+    owner, commit = MOVES[f"state.{form}"]
+    monkeypatch.setattr("specc.runtime.semantics.reference.MOVES", {**MOVES, f"state.{form}": (owner, fault(commit))})
     outputs = [done.token_ids for done in engine.generate(REQUESTS, StopConditions(NEW))]
     right = [text == expected(prompt, family)[:NEW] for prompt, text in zip(REQUESTS, outputs, strict=True)]
     assert sum(right) < len(right) - 1
@@ -259,9 +285,9 @@ def test_a_draft_that_keeps_a_state_is_refused_by_name(family: str) -> None:
 
 
 @each_family
-@pytest.mark.parametrize("topk", [1, 2])
+@pytest.mark.parametrize(("topk", "form"), [(1, "engine"), (2, "engine"), (1, "fold"), (2, "fold")])
 def test_a_directory_is_built_for_and_run(
-    family: str, topk: int, models: dict[str, Models], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, topk: int, form: str, models: dict[str, Models], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the commands alone: its config.json says which layers keep keys and values, and which a state."""
     monkeypatch.setattr("specc.compiler.driver.build.compile_machine_code", lambda *_, **__: None)
@@ -271,7 +297,7 @@ def test_a_directory_is_built_for_and_run(
     AutoModelForCausalLM.from_config(CONFIG_MAPPING[family](**sizes)).save_pretrained(tmp_path / "target")
     AutoTokenizer.from_pretrained(EXAMPLES / "target").save_pretrained(tmp_path / "target")
     hybrid = replace(models["random"], target=tmp_path / "target")
-    case = Case("STANDALONE", f"random_{family}", topk=topk, nodes=4 * topk, page_size=16)
+    case = Case("STANDALONE", f"random_{family}", topk=topk, nodes=4 * topk, page_size=16, form=form)
     wheel = build_wheel(case, hybrid, tmp_path)
     command = ["run", str(wheel), "--check", "--format", "json", "--max-new-tokens", "12"]
     command += ["--target", str(hybrid.target), "--draft", str(hybrid.drafts["STANDALONE"])]

@@ -63,7 +63,7 @@ class Steps:
         table = (torch.randperm(6 * COLUMNS, generator=self.generator) + 1).to(torch.int32).view(6, COLUMNS)
         table[0] = 0
         pool = KVPool(target.facts.pool, table.numel() + 1)
-        self.states = StatePool(target.facts.states, len(table))
+        self.states = self.pool(target, len(table))
         for tensor in self.states.tensors:
             tensor[1:] = torch.nan
         self.texts = [torch.randint(2, VOCAB, (n,), generator=self.generator).tolist() for n in LENGTHS]
@@ -74,6 +74,10 @@ class Steps:
         self.table = table
         rows = torch.tensor([*prompts])
         self.callbacks.prefill_target(rows=rows, seq_lens=torch.tensor(LENGTHS), capture="null")
+
+    def pool(self, target: TargetModel, rows: int) -> StatePool:
+        """The states of so many pool rows."""
+        return StatePool(target.facts.states, rows)
 
     def verify(self, order: list[int], trees: list[list[int]]) -> Tensor:
         """Run a window for pool rows in an order, 0 being padding; returns its tokens."""
@@ -110,8 +114,12 @@ class Steps:
 @pytest.mark.parametrize("mode", [None, "qlen", "bitpacked", "full", "slots"])
 def test_states_are_those_of_the_accepted_tokens(family: str, mode: str | None) -> None:
     """Over steps of chains and random trees, for rows in any order, with padding; a row may be left out of a step."""
-    target, random = hybrid(family), Random(f"{family} {mode}")
-    steps = Steps(target, mode, seed=5)
+    follow(Steps(hybrid(family), mode, seed=5), Random(f"{family} {mode}"))
+
+
+def follow(steps: Steps, random: Random) -> None:
+    """Check the states after each of some steps, whatever was accepted."""
+    target, mode = steps.callbacks.target_model, steps.callbacks.mask_mode
     for _ in range(ROUNDS):
         order = [0, *random.sample(range(1, 5), 4)]
         random.shuffle(order)
