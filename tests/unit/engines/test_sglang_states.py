@@ -76,10 +76,11 @@ def worker(slots: int = 8) -> Any:
     return SimpleNamespace(target_worker=SimpleNamespace(model_runner=runner), req_to_token_pool=pool)
 
 
-def plans(*tables: str, nodes: int = NODES) -> dict[str, Any]:
+def plans(*tables: str, nodes: int = NODES, family: str = "state_select") -> dict[str, Any]:
     """Return the plan of a program for 4 requests, which reads these tables."""
     sizes = {"N": nodes}
-    return {"chain": SimpleNamespace(inputs=dict.fromkeys(tables), buckets=(4,), size=sizes.get)}
+    kernels = {"commit": SimpleNamespace(family=family)}
+    return {"chain": SimpleNamespace(inputs=dict.fromkeys(tables), buckets=(4,), size=sizes.get, kernels=kernels)}
 
 
 def snapshots() -> tuple[Any, SimpleNamespace]:
@@ -119,6 +120,8 @@ def test_a_program_that_copies_states_is_told_where_they_are() -> None:
 def test_what_keeps_a_program_from_copying_states() -> None:
     of, kept = snapshots()
     assert not [*misfits(plans(), of), *misfits(plans("state_rows"), of)]
+    (found,) = misfits(plans("state_rows", family="state_fold"), of)
+    assert found.endswith("leave state_form: fold out")
     (found,) = misfits(plans("state_rows", nodes=2), of)
     assert found.startswith("the server keeps the states of shorter steps elsewhere")
     kept.intermediate_ssm = None

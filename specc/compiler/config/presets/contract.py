@@ -65,6 +65,7 @@ class Preset:
         options: by algorithm its options, each with its only value; None for one that the adapter does not serve.
         whole_text: by algorithm its option that is as long as a text may be in the engine.
         missing_sampling: values of ``sampling`` that its adapter does not serve.
+        missing_state_forms: values of ``state_form`` that its adapter does not serve.
         one_dtype: whether every draft runs in the element type of its target, not heads alone.
         unserved: what its adapter does not serve of the models: the path of a key, and what is not served in words.
         budgets: whether it has the callback `target_rows`.
@@ -90,6 +91,7 @@ class Preset:
     whole_text: Mapping[str, str] = field(default_factory=dict[str, str])
     parts_of_tokens: bool = True
     missing_sampling: tuple[str, ...] = ()
+    missing_state_forms: tuple[str, ...] = ("fold",)
     one_dtype: bool = False
     unserved: Callable[[EngineNeeds], Iterable[tuple[tuple[str, ...], str]]] = nothing
     budgets: bool = False

@@ -30,6 +30,7 @@ def for_engine(written: Written, chosen: Chosen, facts: Sides[ModelFacts]) -> Fi
     yield from _of_models(written, preset, told, facts)
     yield from _of_a_part(written, preset)
     file = yield from _with_demands(written, preset)
+    file = yield from _with_states(written, preset, file)
     buckets = file.buckets if written.sound("buckets") else []
     file = file.model_copy(update={"max_requests": file.max_requests or max([preset.max_requests, *buckets])})
     file = yield from _with_tables(written, preset, file)
@@ -152,6 +153,16 @@ def _demanded(written: Written, preset: Preset, block: B, path: tuple[str, ...],
     if written.places.written(*path) and not written.broken(*path) and own not in (value, "auto"):
         yield _conflict(written, preset, path, f"{'.'.join(path)} is {_spell(value)}", _spell(value))
     return block.model_copy(update={path[-1]: value})
+
+
+def _with_states(written: Written, preset: Preset, file: ConfigFile) -> Findings[ConfigFile]:
+    """Return the file with a way to commit states that the engine has, after refusing another one."""
+    target = file.target
+    if target is None or target.state_form not in preset.missing_state_forms:
+        return file
+    what, at = f"state_form: {target.state_form} is not served", written.places.value("target", "state_form")
+    yield _refuse(written, preset, what, at, "leave it out")
+    return file.model_copy(update={"target": target.model_copy(update={"state_form": "engine"})})
 
 
 def _with_tables(written: Written, preset: Preset, file: ConfigFile) -> Findings[ConfigFile]:

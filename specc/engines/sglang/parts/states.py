@@ -199,6 +199,8 @@ def misfits(plans: Mapping[Any, Any], worker: Any) -> Iterator[str]:
         yield f"a step leaves records of {most} nodes, rings have room for {ring} (--linear-replayssm-cache-len)"
     if not any(map(copies, plans.values())):
         return
+    if any(kernel.family == "state_fold" for plan in plans.values() for kernel in plan.kernels.values()):
+        yield "the server keeps records of its own for states, and folds them by itself: leave state_form: fold out"
     pool, linear = worker.req_to_token_pool, worker.target_worker.model_runner.attn_backend.linear_attn_backend
     snapshots = pool.mamba_pool.mamba_cache.intermediate_ssm
     if getattr(linear, "accept_lens_pool", None) is not None or snapshots is None:

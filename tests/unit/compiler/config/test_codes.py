@@ -13,10 +13,21 @@ from specc.compiler.support.diagnostics import CODES, Diagnostic, DiagnosticErro
 from .conftest import VALID, Find
 
 
+
+
+STATE = "  state: {kind: GDN, heads: 4, rows: 8, columns: 16, groups: 2, kernel: 4}\n"
+
+
 def edit(old: str, new: str) -> str:
     """Return the valid configuration with the first ``old`` replaced."""
     assert old in VALID
     return VALID.replace(old, new, 1)
+
+
+def folds(old: str, new: str) -> str:
+    """Return the configuration of a target whose states the program advances, changed."""
+    changed = STATE if not old else STATE.replace(old, new)
+    return edit("target:\n", f"target:\n  state_layers: 3\n  state_form: fold\n{changed}")
 
 
 def tree(topk: int, nodes: int, more: str) -> str:
@@ -174,6 +185,17 @@ CASES: list[tuple[str, str | bytes, int, int]] = [
     ("config/missing-key", tree(8, 64, "mask: full"), 9, 7),
     ("legal/mask", tree(8, 65, "mask: bitpacked"), 9, 7),
     ("legal/state-form", edit("target:\n", "target:\n  state_form: select\n"), 13, 15),
+    ("legal/state-form", folds("groups: 2", "groups: 3"), 15, 10),
+    ("config/missing-key", folds("kind: GDN, ", ""), 15, 10),
+    ("config/missing-key", folds(STATE, ""), 14, 15),
+    ("config/out-of-range", folds("GDN", "gdn"), 15, 17),
+    ("config/out-of-range", folds("kernel: 4", "kernel: 1"), 15, 73),
+    ("config/wrong-type", folds("heads: 4", "heads: true"), 15, 29),
+    ("config/unknown-key", folds("heads: 4", "heads: 4, head: 4"), 15, 32),
+    ("config/not-a-mapping", folds("{kind: GDN, heads: 4, rows: 8, columns: 16, groups: 2, kernel: 4}", "7"), 15, 10),
+    ("config/engine-unsupported", folds("", "").replace("verify: greedy", "engine: sglang"), 14, 15),
+    ("config/engine-unsupported", folds("", "").replace("verify: greedy", "engine: vllm"), 14, 15),
+    ("config/unknown-key", VALID.replace("draft:\n", f"draft:\n{STATE}"), 20, 3),
     ("legal/head", VALID + "  head: int8\n  logits_dtype: bfloat16\n", 27, 17),
     ("legal/head", edit("sm_100", "sm_86") + "  head: fp8\n", 11, 16),
     ("legal/mask", tree(8, 64, "mask: full\ncontext_length: 1048576"), 10, 17),
