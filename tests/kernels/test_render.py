@@ -22,6 +22,7 @@ from specc.runtime.plan.nodes import Argument
 
 TEMPLATES = sorted((ROOT / "templates" / "kernels").glob("*.py.jinja"))
 TREE: dict[str, Any] = {"topk": 3, "num_draft_tokens": 6, "page_size": 4}
+STATE = {"kind": "GDN", "heads": 4, "rows": 8, "columns": 8, "groups": 2, "kernel": 4}
 PROGRAMS: list[dict[str, Any]] = [
     {"algorithm": "EAGLE", "outputs": ["logprobs"]},
     {"algorithm": "EAGLE", **TREE, "mask": "full", "context_length": 64},
@@ -40,6 +41,7 @@ PROGRAMS: list[dict[str, Any]] = [
     {"algorithm": "EAGLE", "verify": "rejection", "draft": {"head": "fp8"}},
     {"algorithm": "NGRAM", **TREE, "options": {"corpus": "words.txt"}},
     {"algorithm": "EAGLE", "target": {"state_layers": 2, "state_form": "select"}},
+    {"algorithm": "EAGLE", "target": {"state_layers": 2, "state_form": "fold", "state": STATE}},
     {"algorithm": "EAGLE", "budget": 2},
     {"algorithm": "EAGLE", "budget": [2, "all"]},
 ]

@@ -20,7 +20,7 @@ from specc.compiler.kernels.writing.family import Spec
 from specc.runtime.capabilities.states.fold import FoldedStates
 from specc.runtime.memory.kv_rows import KvRows
 from specc.runtime.plan.nodes import OpCall
-from specc.runtime.plan.recurrent.state_tables import FOLD, STATE_POINTERS, TABLE_SIZES, StatePool, folded_parts
+from specc.runtime.plan.recurrent.state_tables import FOLD, STATE_POINTERS, TABLE_SIZES, CommittedStates, folded_parts
 from specc.runtime.semantics.reference import evaluate
 
 ROWS, MORE = 7, 2  # state rows; requests and nodes that there is room for beyond the batch's
@@ -44,10 +44,10 @@ class Case:
         return self.operands["accept_index"].shape[1]
 
     @property
-    def pool(self) -> StatePool:
+    def pool(self) -> CommittedStates:
         """What a plan says of the states."""
         call = OpCall(FOLD, (), (), self.attrs)
-        return StatePool(FOLD, self.attrs["layers"], self.nodes, folded_parts(call))
+        return CommittedStates(FOLD, self.attrs["layers"], self.nodes, folded_parts(call))
 
     def copied(self, device: str) -> list[Part]:
         """The parts in memory of their own, with the same strides."""

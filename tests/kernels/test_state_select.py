@@ -19,7 +19,7 @@ from specc.compiler.kernels import FAMILIES
 from specc.compiler.kernels.writing.family import Spec
 from specc.runtime.capabilities.states.select import SelectedStates
 from specc.runtime.memory.kv_rows import KvRows
-from specc.runtime.plan.recurrent.state_tables import SELECT, STATE_POINTERS, TABLE_SIZES, StatePool
+from specc.runtime.plan.recurrent.state_tables import SELECT, STATE_POINTERS, TABLE_SIZES, CommittedStates
 from specc.runtime.semantics.reference import evaluate
 
 STATE_PARTS, PART_WORDS = TABLE_SIZES[SELECT]
@@ -142,7 +142,7 @@ def places(case: Case, pairs: list[tuple[Tensor, Tensor]]) -> Tensor:
     """The table that the runtime makes of where they are."""
     table = torch.full((case.layers * STATE_PARTS, PART_WORDS), -1, dtype=torch.int64, device=pairs[0][0].device)
     plan: Any = SimpleNamespace(buffers={STATE_POINTERS: table}, buckets=(len(case.rows),))
-    pool = StatePool(SELECT, case.layers, case.nodes)
+    pool = CommittedStates(SELECT, case.layers, case.nodes)
     bound = SelectedStates(plan, pool, table.device, {"target": pairs}, KvRows())
     bound.write_pointers(SimpleNamespace(buffer=lambda _: table))  # pyright: ignore[reportArgumentType]
     return table

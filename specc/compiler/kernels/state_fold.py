@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from specc.compiler.ir.core import Module, Op
 from specc.compiler.ir.types import DTYPES
 from specc.compiler.kernels import copying
-from specc.compiler.kernels.committing import commit_arguments, layers, nodes
+from specc.compiler.kernels.copying import commit_arguments, layers, nodes
 from specc.compiler.kernels.writing.family import Cluster, Family, Spec, alignment, power_of_two
 from specc.compiler.kernels.writing.knobs import WARPS, Knobs, tuned_split
 from specc.runtime.plan.recurrent.state_tables import FOLD, TABLE_SIZES

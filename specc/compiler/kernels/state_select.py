@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from specc.compiler.ir.core import Module, Op
 from specc.compiler.kernels import copying
-from specc.compiler.kernels.committing import commit_arguments, layers, nodes
+from specc.compiler.kernels.copying import commit_arguments, layers, nodes
 from specc.compiler.kernels.writing.family import Cluster, Family, Spec
 from specc.compiler.kernels.writing.knobs import WARPS, Knobs, tuned_split
 from specc.runtime.plan.recurrent.state_tables import SELECT, TABLE_SIZES

@@ -26,7 +26,7 @@ from specc.runtime.plan.recurrent.state_tables import (
     KEPT_ROWS,
     SELECT,
     STATE_ROWS,
-    Part,
+    StateTensor,
     folded_parts,
 )
 
@@ -105,7 +105,7 @@ class CommitStates(Pass):
         return {name: getattr(self, name) for name in names}
 
     @property
-    def _parts(self) -> tuple[Part, ...]:
+    def _parts(self) -> tuple[StateTensor, ...]:
         return folded_parts(OpCall(FOLD, (), (), self._sizes)) if self.heads else ()
 
     @property
@@ -170,5 +170,5 @@ def _sizes(state: RecurrentState, ranks: int, dtype: str) -> dict[str, Any]:
     }
 
 
-def _bytes(part: Part) -> int:
+def _bytes(part: StateTensor) -> int:
     return prod(part.shape) * DTYPES[part.dtype].bytes

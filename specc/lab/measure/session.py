@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -19,16 +20,25 @@ from specc.runtime.batch import Batch
 from specc.runtime.capabilities.collective import gather, rank_table
 from specc.runtime.capabilities.draft_tables import draft_tables
 from specc.runtime.capabilities.sampling import Sampling, SamplingRows
+from specc.runtime.capabilities.states.fold import FoldedStates
+from specc.runtime.capabilities.states.select import WIDE, SelectedStates
 from specc.runtime.entry.columns import LENGTHS, Columns
 from specc.runtime.entry.frame import Frame
 from specc.runtime.memory.arena import Arena
 from specc.runtime.memory.kv_pools import KvPools
 from specc.runtime.memory.staging import Staging
-from specc.runtime.memory.state_pools import WIDE, StatePools
 from specc.runtime.plan.draft_head import BIAS_ENTRIES, ENTRIES
 from specc.runtime.plan.nodes import Collective, External, Given, Launch, Node
 from specc.runtime.plan.plan import COUNTS, PROMPT, Input, Plan
-from specc.runtime.plan.recurrent.state_tables import KEPT_INTERVAL, KEPT_ROWS, OWNER, STATE_ROWS
+from specc.runtime.plan.recurrent.state_tables import (
+    KEPT_INTERVAL,
+    KEPT_ROWS,
+    OWNER,
+    SELECT,
+    STATE_ROWS,
+    CommittedStates,
+    StateTensor,
+)
 from specc.runtime.rotated import laid_apart
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.state.relay import RelayPools
@@ -105,8 +115,9 @@ class Session:
         self.arena, bound = Arena(plan, device, poison=0), {o: pool for o, pool in plan.kv_pools.items() if pool.bound}
         self.kv = KvPools(plan, device, {o: self._buffers(p.layers * p.buffers, p.row_bytes, p.dtype, slots)
                                          for o, p in bound.items()})  # fmt: skip
-        if states:
-            self.kv = StatePools(plan, device, {OWNER: states}, self.kv)
+        if (pool := CommittedStates.of(plan)) is not None:
+            form = SelectedStates if pool.op == SELECT else FoldedStates
+            self.kv = form(plan, pool, device, {OWNER: states}, self.kv)
         self.kv.write_pointers(self.arena)
         self._pools = RelayPools(plan, self.arena)
         self._results: dict[tuple[str, tuple[int, ...]], Tensor] = {}
@@ -251,18 +262,25 @@ class Session:
         made = torch.randint(0, 256, (slots, row_bytes), generator=self._source, device=self.device, dtype=torch.uint8)
         return [made.clone().view(getattr(torch, dtype)) for _ in range(count)]
 
-    def _states(self, tables: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """States of zeros for a program that copies them, a row for each pool row, as its tables say then."""
+    def _states(self, tables: Mapping[str, Tensor]) -> list[tuple[Tensor, ...]]:
+        """States of zeros for a program that commits them, a row for each pool row, as its tables say then."""
         if STATE_ROWS not in tables:
             return []
         rows = torch.arange(self.plan.size("P"), dtype=torch.int32, device=self.device)
         for name, held in ((STATE_ROWS, rows), (KEPT_ROWS, -1), (KEPT_INTERVAL, 0)):
             tables[name][...] = held
         calls = (call for node in self.plan.nodes("step") for call in getattr(node, "ops", ()))
-        layers, size = next((call.attrs["layers"], call.attrs["bytes"]) for call in calls if "layers" in call.attrs)
-        shapes = ((len(rows), size or WIDE), (self.plan.buckets[-1], self.plan.size("N"), size or WIDE))
-        made = [[torch.zeros(shape, dtype=torch.uint8, device=self.device) for shape in shapes] for _ in range(layers)]
-        return [(kept, pending) for kept, pending in made]
+        size = next(call.attrs["bytes"] for call in calls if "layers" in call.attrs) or WIDE
+        node = StateTensor("state", "u8", (size,))  # a copy knows no more of it
+        pool = CommittedStates.of(self.plan)
+        layers, parts = (pool.layers, pool.parts or (replace(node, records=(node,)),)) if pool is not None else (0, ())
+        return [self._part(part, len(rows)) for _ in range(layers) for part in parts]
+
+    def _part(self, part: StateTensor, rows: int) -> tuple[Tensor, ...]:
+        """What is kept of a part of a layer's state, and what a verification leaves of nodes."""
+        room = self.plan.buckets[-1], self.plan.size("N")
+        shapes = [((rows, *part.shape), part.dtype), *(((*room, *each.shape), each.dtype) for each in part.records)]
+        return tuple(torch.zeros(shape, dtype=DTYPES[dtype], device=self.device) for shape, dtype in shapes)
 
     def _random(self, shape: tuple[int, ...], dtype: torch.dtype, below: int = 64) -> Tensor:
         if dtype.is_floating_point:

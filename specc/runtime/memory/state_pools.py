@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..errors import BindError
 from ..plan.plan import Plan
-from ..plan.recurrent.state_tables import OWNER, STATE_POINTERS, STATES, TABLE_SIZES, StatePool
+from ..plan.recurrent.state_tables import OWNER, STATE_POINTERS, STATES, TABLE_SIZES, CommittedStates
 from .arena import Arena
 from .kv_rows import KvRows, Parts
 from .tables import TableGuard, check_names, plain_fault
@@ -36,7 +36,7 @@ class StatePools(KvRows, ABC):
 
     """
 
-    def __init__(self, plan: Plan, pool: StatePool, device: torch.device, given: Parts, beside: KvRows) -> None:
+    def __init__(self, plan: Plan, pool: CommittedStates, device: torch.device, given: Parts, beside: KvRows) -> None:
         """Check the tensors. BindError says what is wrong."""
         check_names("state_pools", given, (OWNER,), "the program commits the states of")
         self._plan, self._pool, self._device, self._beside = plan, pool, device, beside

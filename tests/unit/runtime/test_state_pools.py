@@ -14,7 +14,7 @@ from specc.runtime.capabilities.states.select import SelectedStates
 from specc.runtime.errors import BindError
 from specc.runtime.memory.kv_rows import KvRows
 from specc.runtime.memory.overlap import check_apart
-from specc.runtime.plan.recurrent.state_tables import SELECT, STATE_POINTERS, TABLE_SIZES, StatePool
+from specc.runtime.plan.recurrent.state_tables import SELECT, STATE_POINTERS, TABLE_SIZES, CommittedStates
 
 CPU = torch.device("cpu")
 STATE_PARTS, PART_WORDS = TABLE_SIZES[SELECT]
@@ -23,7 +23,7 @@ MATRIX, WINDOW = (2, 8), (6, 3)
 Pairs = list[tuple[Tensor, Tensor]]
 TABLE = torch.zeros(LAYERS * STATE_PARTS, PART_WORDS, dtype=torch.int64)
 PLAN: Any = SimpleNamespace(buffers={STATE_POINTERS: TABLE}, buckets=(1, BATCH))
-POOL = StatePool(SELECT, LAYERS, NODES)
+POOL = CommittedStates(SELECT, LAYERS, NODES)
 
 
 def pairs() -> Pairs:

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from specc.lab.engine.errors import UnsupportedModelError
 from specc.lab.engine.memory.state_pool import CONV, RECURRENT, PartShape, RowStates, StatePart, StatePool
-from specc.runtime.plan.recurrent.state_tables import StatePool as Folded
+from specc.runtime.plan.recurrent.state_tables import CommittedStates
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.semantics.state_forms import advanced, shifted
 
@@ -130,7 +130,7 @@ class RecordedStates(StatePool):
         shapes: Sequence[PartShape],
         rows: int,
         model: PreTrainedModel,
-        folded: Folded,
+        folded: CommittedStates,
         device: torch.device | str = "cpu",
     ) -> None:
         """Allocate `rows` pool rows (P). UnsupportedModelError where a program advances other states."""
@@ -207,7 +207,7 @@ def _ancestors(parents: Tensor, node: Tensor) -> list[Tensor]:
     return path[::-1]
 
 
-def _difference(shapes: Sequence[PartShape], folded: Folded, rule: Rule) -> str:
+def _difference(shapes: Sequence[PartShape], folded: CommittedStates, rule: Rule) -> str:
     """Why a program does not advance the states of a model, or nothing."""
     matrix, window = folded.parts
     layers: dict[int, dict[str, PartShape]] = {}

@@ -20,8 +20,14 @@ from specc.runtime import AcceptanceShape, ConfidenceShape, FixedShape, ShapePol
 from specc.runtime.capabilities.shape import ShapeBuckets, StepTimes
 from specc.runtime.plan.draft_head import HEAD
 from specc.runtime.plan.plan import RANK, TOKEN_MAP, Plan
-from specc.runtime.plan.recurrent.state_tables import FOLD, KEPT_INTERVAL, KEPT_ROWS, OWNER, STATE_ROWS
-from specc.runtime.plan.recurrent.state_tables import StatePool as StateRecord
+from specc.runtime.plan.recurrent.state_tables import (
+    FOLD,
+    KEPT_INTERVAL,
+    KEPT_ROWS,
+    OWNER,
+    STATE_ROWS,
+    CommittedStates,
+)
 from specc.runtime.plan.shape import Shape, listed, named
 
 DEFAULT_CONTEXT = 1024
@@ -156,7 +162,7 @@ def make_states(target: TargetModel, plans: Collection[Plan]) -> dict[str, State
     UnsupportedModelError where a program advances others.
     """
     shapes, rows = target.facts.states, max(plan.size("P") for plan in plans)
-    pools = [pool for plan in plans if (pool := StateRecord.of(plan)) is not None and pool.op == FOLD]
+    pools = [pool for plan in plans if (pool := CommittedStates.of(plan)) is not None and pool.op == FOLD]
     if not shapes or not pools:
         return state_pools({OWNER: shapes}, rows, target.device)
     return {OWNER: RecordedStates(shapes, rows, target.model, pools[0], target.device)}

@@ -1,6 +1,6 @@
 """States that a program advances: beside T[rows, ...] stands what each node adds to it, [requests, N, ...] each.
 
-The plan says of both what they are, see `StatePool`.
+The plan says of both what they are, see `CommittedStates`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ...bound import BoundStep
 from ...memory.kv_rows import KvRows, Parts
 from ...memory.state_pools import Part, StatePools, rows_fault
 from ...plan.recurrent import state_tables
-from ...plan.recurrent.state_tables import FOLD, StatePool
+from ...plan.recurrent.state_tables import FOLD, CommittedStates
 from ...semantics.convention import DTYPES
 
 ALIGNMENT = 16
@@ -65,7 +65,7 @@ class FoldedStates(StatePools):
         steps = [number for record in records for number in (record.data_ptr(), *record.stride()[:2])]
         return [kept.data_ptr(), kept.stride(0), *steps, kept.shape[-1]]
 
-    def _part(self, number: int) -> state_tables.Part:
+    def _part(self, number: int) -> state_tables.StateTensor:
         return self._pool.parts[number % len(self._pool.parts)]
 
 
@@ -87,7 +87,7 @@ class FoldingStep(BoundStep):
 
     def _moved(self, kv_pools: Mapping[str, Sequence[Tensor]], state_pools: Parts) -> KvRows:
         """The KV buffers, and the states beside them. BindError unless they fit."""
-        pool = StatePool.of(self._plan)
+        pool = CommittedStates.of(self._plan)
         if pool is None or pool.op != FOLD:
             return super()._moved(kv_pools, state_pools)
         return FoldedStates(self._plan, pool, self._device, state_pools, super()._moved(kv_pools, {}))

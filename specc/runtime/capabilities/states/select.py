@@ -13,7 +13,7 @@ from torch import Tensor
 from ...bound import BoundStep
 from ...memory.kv_rows import KvRows, Parts
 from ...memory.state_pools import Part, StatePools, rows_fault
-from ...plan.recurrent.state_tables import SELECT, TABLE_SIZES, StatePool
+from ...plan.recurrent.state_tables import SELECT, TABLE_SIZES, CommittedStates
 
 WIDE, NARROW = 16, 2
 """Bytes that divide all places of a state which is copied as one piece, and of any other."""
@@ -84,7 +84,7 @@ class SelectingStep(BoundStep):
 
     def _moved(self, kv_pools: Mapping[str, Sequence[Tensor]], state_pools: Parts) -> KvRows:
         """The KV buffers, and the states beside them. BindError unless they fit."""
-        pool = StatePool.of(self._plan)
+        pool = CommittedStates.of(self._plan)
         if pool is None or pool.op != SELECT:
             return super()._moved(kv_pools, state_pools)
         return SelectedStates(self._plan, pool, self._device, state_pools, super()._moved(kv_pools, {}))

@@ -17,15 +17,17 @@ STATES = f"{OWNER}.state"
 """How the tensors of states are called among the buffers that kernels touch."""
 STATE_POINTERS = kv_pointers(STATES)
 """The arena buffer i64[layers * parts, words] that says where they are."""
-SELECT, FOLD = "state.select", "state.fold"
-"""The ops that commit states: a copy of a node's, and one that advances what is kept by what nodes add to it."""
+SELECT = "state.select"
+"""The op that copies the state of a node."""
+FOLD = "state.fold"
+"""The op that advances what is kept by what nodes add to it."""
 TABLE_SIZES = {SELECT: (4, 8), FOLD: (2, 12)}
 """By op the most tensors that the state of a layer is in, and how many numbers say where one of them is, see
 `StatePools`. A copy takes three windows and a matrix (KDA)."""
 
 
 @dataclass(frozen=True)
-class Part:
+class StateTensor:
     """A tensor of a layer's state of one request, or of what one node adds to it.
 
     Attributes:
@@ -39,11 +41,11 @@ class Part:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    records: tuple[Part, ...] = ()
+    records: tuple[StateTensor, ...] = ()
 
 
 @dataclass(frozen=True)
-class StatePool:
+class CommittedStates:
     """The recurrent states of the target, the engine's, which a launch of a program commits.
 
     Attributes:
@@ -57,16 +59,16 @@ class StatePool:
     op: str
     layers: int
     nodes: int
-    parts: tuple[Part, ...] = ()
+    parts: tuple[StateTensor, ...] = ()
 
     @staticmethod
-    def of(plan: Plan) -> StatePool | None:
+    def of(plan: Plan) -> CommittedStates | None:
         """The states that a program commits; None of one that leaves that to the engine, or has none. PlanError."""
         computed = [node for node in plan.nodes("step") if not isinstance(node, OUTSIDE)]
         for call in (call for node in computed for call in node.ops if call.op in TABLE_SIZES):
             try:
                 parts = folded_parts(call) if call.op == FOLD else ()
-                pool = StatePool(call.op, int(call.attrs["layers"]), plan.size("N"), parts)
+                pool = CommittedStates(call.op, int(call.attrs["layers"]), plan.size("N"), parts)
             except (KeyError, TypeError, ValueError) as error:
                 raise PlanError(f"{call.op} does not say what it commits: {error}") from error
             most, words = TABLE_SIZES[call.op]
@@ -77,15 +79,17 @@ class StatePool:
         return None
 
 
-def folded_parts(call: OpCall) -> tuple[Part, ...]:
+def folded_parts(call: OpCall) -> tuple[StateTensor, ...]:
     """The tensors of a layer of `state.fold`, which has their sizes as attributes."""
     sizes, inputs = call.attrs, str(call.attrs["input"])
     heads, values, keys = (int(sizes[name]) for name in ("heads", "values", "keys"))
     records = (
-        Part("decay", "f32", (heads, keys) if sizes["decay"] == "channel" else (heads,)),
-        Part("key", str(sizes["key"]), (int(sizes["groups"]), keys)),
-        Part("update", "f32", (heads, values)),
+        StateTensor("decay", "f32", (heads, keys) if sizes["decay"] == "channel" else (heads,)),
+        StateTensor("key", str(sizes["key"]), (int(sizes["groups"]), keys)),
+        StateTensor("update", "f32", (heads, values)),
     )
     channels = int(sizes["channels"])
-    window = Part("window", inputs, (channels, int(sizes["window"])), (Part("input", inputs, (channels,)),))
-    return Part("matrix", str(sizes["matrix"]), (heads, values, keys), records), window
+    window = StateTensor(
+        "window", inputs, (channels, int(sizes["window"])), (StateTensor("input", inputs, (channels,)),)
+    )
+    return StateTensor("matrix", str(sizes["matrix"]), (heads, values, keys), records), window

@@ -12,9 +12,6 @@ from specc.compiler.support.diagnostics import CODES, Diagnostic, DiagnosticErro
 
 from .conftest import VALID, Find
 
-
-
-
 STATE = "  state: {kind: GDN, heads: 4, rows: 8, columns: 16, groups: 2, kernel: 4}\n"
 
 

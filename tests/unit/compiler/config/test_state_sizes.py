@@ -10,7 +10,7 @@ from programs import planned
 
 from specc.compiler.config.models.states import RecurrentState
 from specc.compiler.support.diagnostics import DiagnosticError
-from specc.runtime.plan.recurrent.state_tables import FOLD, Part, StatePool
+from specc.runtime.plan.recurrent.state_tables import FOLD, CommittedStates, StateTensor
 
 from .conftest import Find, Load, Model
 from .test_layers import config_of
@@ -84,24 +84,26 @@ def test_ranks_have_their_share() -> None:
     target = {"state_layers": 3, "state_form": "fold", "state": SMALL, "dtype": "bfloat16"}
     ranks = {"logits": "sharded", "tensor_parallel": 2}
     (plan,) = planned("NGRAM", target=target, **ranks)
-    keys = Part("key", "f32", (1, 16))
-    matrix = Part("matrix", "f32", (2, 8, 16), (Part("decay", "f32", (2,)), keys, Part("update", "f32", (2, 8))))
-    window = Part("window", "bf16", (48, 3), (Part("input", "bf16", (48,)),))
-    assert StatePool.of(plan) == StatePool(FOLD, 3, 4, (matrix, window))
+    keys = StateTensor("key", "f32", (1, 16))
+    matrix = StateTensor(
+        "matrix", "f32", (2, 8, 16), (StateTensor("decay", "f32", (2,)), keys, StateTensor("update", "f32", (2, 8)))
+    )
+    window = StateTensor("window", "bf16", (48, 3), (StateTensor("input", "bf16", (48,)),))
+    assert CommittedStates.of(plan) == CommittedStates(FOLD, 3, 4, (matrix, window))
     with pytest.raises(DiagnosticError, match="2 heads of keys cannot be shared out over 4 ranks"):
         load_small("NGRAM", target=target, **(ranks | {"tensor_parallel": 4}))
 
 
 def test_channels_may_decay_and_keys_be_of_16_bits() -> None:
     target = {"state_layers": 3, "state_form": "fold", "state": SMALL | {"kind": "KDA", "keys": "bfloat16"}}
-    pool = StatePool.of(planned("NGRAM", target=target)[0])
+    pool = CommittedStates.of(planned("NGRAM", target=target)[0])
     assert pool is not None
     decay, key, _ = pool.parts[0].records
-    assert (decay, key) == (Part("decay", "f32", (4, 16)), Part("key", "bf16", (2, 16)))
+    assert (decay, key) == (StateTensor("decay", "f32", (4, 16)), StateTensor("key", "bf16", (2, 16)))
 
 
 @pytest.mark.parametrize("form", ["engine", "select"])
 def test_programs_that_do_not_advance_states_say_nothing_of_them(form: str) -> None:
     (plan,) = planned("NGRAM", target={"state_layers": 3, "state_form": form})
-    pool = StatePool.of(plan)
-    assert pool == (None if form == "engine" else StatePool("state.select", 3, 4))
+    pool = CommittedStates.of(plan)
+    assert pool == (None if form == "engine" else CommittedStates("state.select", 3, 4))

@@ -15,8 +15,7 @@ from specc.lab.engine.errors import UnsupportedModelError
 from specc.lab.engine.memory.state_pool import CONV, RECURRENT, StatePool
 from specc.lab.engine.memory.state_records import RecordedStates, noting
 from specc.lab.engine.models.causal_models import TargetModel
-from specc.runtime.plan.recurrent.state_tables import FOLD
-from specc.runtime.plan.recurrent.state_tables import StatePool as Folded
+from specc.runtime.plan.recurrent.state_tables import FOLD, CommittedStates
 from specc.runtime.semantics.reference import evaluate
 
 from .models_for_tests import make_target
@@ -40,11 +39,11 @@ def model_of(family: str) -> TargetModel:
     return make_target(family, layers=4, **MODELS[family])
 
 
-def folded(family: str, **other: Any) -> Folded:
+def folded(family: str, **other: Any) -> CommittedStates:
     """What a program says of the states that it advances."""
     state = {"state_layers": 2, "state_form": "fold", "state": KINDS[family] | other, "dtype": "float32"}
     (plan,) = planned("EAGLE", num_steps=NODES - 1, target=state)
-    pool = Folded.of(plan)
+    pool = CommittedStates.of(plan)
     assert pool is not None
     return pool
 

@@ -14,6 +14,7 @@ from specc.runtime.plan.nodes import Launch
 from .conftest import CHAIN, TREE, load
 
 CPU = torch.device("cpu")
+STATE = "state: {kind: KDA, heads: 2, rows: 4, columns: 8, groups: 2, kernel: 4}"
 KINDS = {
     "chain": CHAIN,
     "tree": TREE,
@@ -29,6 +30,8 @@ KINDS = {
     "rotated": CHAIN + "step: rotated\ntables: {slots: block_table}\n",
     "rotated alone": CHAIN.replace("EAGLE", "STANDALONE") + "step: rotated\n",
     "look-up": CHAIN.replace("EAGLE", "NGRAM").split("draft:")[0],
+    "copied states": CHAIN.replace("target: {", "target: {state_layers: 2, state_form: select, "),
+    "advanced states": CHAIN.replace("target: {", f"target: {{state_layers: 2, state_form: fold, {STATE}, "),
 }  # fmt: skip
 
 
