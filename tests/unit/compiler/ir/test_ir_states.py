@@ -12,6 +12,7 @@ from specc.compiler.algorithms import names, needs
 from specc.compiler.driver.compile import start_module
 from specc.compiler.ir.checker import check_linear, check_module
 from specc.compiler.ir.core import Module, Value, is_pending
+from specc.compiler.ir.declarations import Kernel
 from specc.compiler.ir.nodes import callback_of
 from specc.compiler.ir.ops import OPS
 from specc.compiler.ir.ops.model import COMMIT_STATE, TARGET, runs_a_model
@@ -133,3 +134,22 @@ def test_the_pass_says_who_commits_and_how_much(size: int, told: str) -> None:
     assert told in remark.message
     assert remark.choice is not None
     assert remark.choice.cost == (6 * size * 4 if size else None)
+
+
+def test_what_a_commit_moves() -> None:
+    """Matrices and windows are read and written, and what each node of a path adds is read, in every layer."""
+    sizes = {"kind": "GDN", "heads": 4, "rows": 8, "columns": 16, "groups": 2, "kernel": 4}
+    state, record = 4 * (4 * 8 * 16 + 96 * 3), 4 * (4 + 2 * 16 + 4 * 8 + 96)
+    moved = {}
+    for form in ("select", "fold"):
+        loaded = load("NGRAM", target={"state_layers": 3, "state_form": form, "state": sizes})
+        (kernel,) = (
+            kernel for kernel in compile_to("form-kernels", loaded).decls_of(Kernel) if kernel.family == f"state_{form}"
+        )
+        moved[form] = kernel.bytes
+        ctx = Context(loaded)
+        run_passes(start_module(loaded), passes_to("commit-states", loaded), ctx, [])
+        (told,) = (remark.message for remark in ctx.remarks if "recurrent state" in remark.message)
+        assert f"{4 * 3 * state:,}" in told
+        assert f"{4 * 3 * record:,}" in told
+    assert moved["fold"] - moved["select"] == 4 * 3 * 4 * record  # of 4 requests in 3 layers, 4 nodes
