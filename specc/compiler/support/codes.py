@@ -58,7 +58,7 @@ CODES: dict[str, str] = {
     "legal/shards": "The columns of sharded logits cannot be shared out over the ranks, or logits that are whole are"
     " said to be padded, or heads of keys and values cannot be shared out over the ranks of an engine.",
     "legal/head": "A GPU that is compiled for cannot compute with weights of that format, or logits have another one.",
-    "legal/state-form": "The program is to commit a state, and has none, does not run its target, or moves no such one.",
+    "legal/state-form": "The program is to commit a state, and has none, runs no target, or moves no such one.",
     "legal/carry": "A carried field cannot have that element type in a table of the engine's.",
     "legal/kv-mismatch": "The draft reads the target's keys and values, and expects others.",
     "map/unreadable": "The map of a reduced vocabulary is no list of tokens.",
