@@ -30,7 +30,12 @@ What the engine brings:
 * `kv_pools`: the KV buffers of the {{ moved | join(" and the ") }}, by owner a list of tensors [slots, ...],
   layer by layer.
 {% endif -%}
-{% if states -%}
+{% if parts -%}
+* `state_pools`: the states of the target's recurrent layers, which accepted nodes advance. Of each layer there is
+{%- for part in parts %}
+  ({{ part }}){{ "," if not loop.last else "." }}
+{%- endfor %}
+{% elif states -%}
 * `state_pools`: the states of the target's recurrent layers, pairs of what is kept T[rows, ...] and what is pending
   T[requests, N, ...].
 {% endif -%}

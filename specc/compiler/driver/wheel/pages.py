@@ -10,7 +10,7 @@ from typing import Any
 from specc.runtime.plan.nodes import External, Given
 from specc.runtime.plan.outputs import PROPOSE, spelled, typed_outputs
 from specc.runtime.plan.plan import PROMPT, TABLE, Plan
-from specc.runtime.plan.recurrent.state_tables import STATE_ROWS
+from specc.runtime.plan.recurrent.state_tables import STATE_ROWS, CommittedStates, StateTensor
 
 WIDTH = 100
 HELD = "\0"
@@ -24,11 +24,23 @@ def wanted(plan: Plan) -> dict[str, Any]:
     return {
         "moved": sorted(owner for owner, pool in plan.kv_pools.items() if pool.bound),
         "states": STATE_ROWS in plan.inputs,
+        "parts": _parts(plan),
         "tables": list(plan.tables()),
         "prompts": PROMPT in plan.inputs,
         "samples": plan.samples,
         "engine": plan.engine,
     }
+
+
+def _parts(plan: Plan) -> list[str]:
+    """What `state_pools` has of each layer, a line for each part; none of a copy, which takes any."""
+
+    def spelt(tensor: StateTensor, before: str) -> str:
+        return f"{tensor.name} {tensor.dtype}[{before}, {', '.join(map(str, tensor.shape))}]"
+
+    pool = CommittedStates.of(plan)
+    parts = pool.parts if pool is not None else ()
+    return [", ".join([spelt(part, "rows"), *(spelt(r, "requests, N") for r in part.records)]) for part in parts]
 
 
 def package_page(package: str, plans: Mapping[str, Plan]) -> dict[str, Any]:
