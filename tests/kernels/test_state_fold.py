@@ -86,7 +86,8 @@ def random_case(seed: int) -> Case:
     rows[lens == 0] = 0
     lengths = torch.where(rows > 0, torch.randint(1, 40, (batch,), generator=source), 0)
     interval = torch.tensor([integer(source, 0, 1) * integer(source, 1, 6)])
-    operands = dict(zip(NAMES, (index, lens, rows, lengths, *_homes(source, rows), interval), strict=True))
+    given = index, lens, rows, lengths, *_homes(source, rows), interval
+    operands: dict[str, Tensor] = dict(zip(NAMES, given, strict=True))
     case = Case(nodes, attrs, operands, [])
     case.parts = [_part(source, case, known) for _ in range(layers) for known in case.pool.parts]
     _poison(case)

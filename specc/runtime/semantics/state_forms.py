@@ -55,8 +55,8 @@ def state_fold(operands: Tensors, attrs: Attrs, dims: Dims, buffers: Sequence[Te
             copied = state
             for i, columns in enumerate(path):
                 new = step(state, *(record[request, columns] for record in added))
-                state = torch.where(_over(i < accept_lens, state), new, state)
-                copied = torch.where(_over(i == place, state), state, copied)
+                state = torch.where(_over(accept_lens > i, state), new, state)
+                copied = torch.where(_over(place == i, state), state, copied)
             _put(kept, copied.to(kept.dtype), copies)
             _put(kept, state.to(kept.dtype), homes)
 

@@ -122,7 +122,7 @@ def test_states_that_have_moved_or_share_memory_are_found() -> None:
     states = bound({"target": given})
     states.check_place()
     check_apart(states.named, {})
-    given[1][1].set_(torch.zeros(5, 6, CHANNELS).bfloat16())
+    given[1][1].set_(torch.zeros(5, 6, CHANNELS).bfloat16())  # pyright: ignore[reportArgumentType]
     with pytest.raises(BindError, match=r"state_pools\['target'\]\[1\]\[1\] has moved"):
         states.check_place()
     shared = parts()

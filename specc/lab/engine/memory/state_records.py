@@ -139,9 +139,8 @@ class RecordedStates(StatePool):
         if reason := _difference(shapes, folded, self._rule):
             raise UnsupportedModelError(reason, "rebuild with the sizes of this model as `state` of the target")
         super().__init__(shapes, rows, device)
-        if self._rule.keys_first:
-            matrices = (part for part in self.parts if part.kind == RECURRENT)
-            self.parts |= {part: self.parts[part].mT.contiguous().mT for part in matrices}
+        for part in [part for part in self.parts if part.kind == RECURRENT and self._rule.keys_first]:
+            self.parts[part] = self.parts[part].mT.contiguous().mT
         self.records: dict[StatePart, tuple[Tensor, ...]] = {}
 
     def make_room(self, requests: int, nodes: int) -> None:

@@ -50,8 +50,8 @@ class FoldedStates(StatePools):
                 return f"{known.name} has strides {list(record.stride())}, expected those of a node to be contiguous"
         if fault := rows_fault(kept, first[0]):
             return fault
-        size = kept.element_size()
-        aligned = alignment(kept.shape[-1] * size)
+        size, row = kept.element_size(), kept.shape[-1] * kept.element_size()
+        aligned = min(ALIGNMENT, row & -row)
         if kept.data_ptr() % aligned or (len(kept) > 1 and kept.stride(0) * size % aligned):
             return f"has an address or a distance that {aligned} does not divide"
         return ""
@@ -62,7 +62,7 @@ class FoldedStates(StatePools):
     def _row(self, number: int, part: Part) -> list[int]:
         """See `fold_matrix` and `shift_window`: addresses, and distances in elements; of a window its length."""
         kept, *records = part
-        steps = [number for record in records for number in (record.data_ptr(), *record.stride()[:2])]
+        steps = [word for record in records for word in (record.data_ptr(), *record.stride()[:2])]
         return [kept.data_ptr(), kept.stride(0), *steps, kept.shape[-1]]
 
     def _part(self, number: int) -> state_tables.StateTensor:
@@ -75,11 +75,6 @@ def _fits(tensor: Tensor, dtype: str, before: int, shape: tuple[int, ...], *, lo
     if tensor.dtype != DTYPES[dtype] or tensor.dim() != before + len(shape):
         return False
     return own[:-1] == shape[:-1] and (own[-1] == shape[-1] or (longer and own[-1] > shape[-1]))
-
-
-def alignment(row_bytes: int) -> int:
-    """Bytes that divide the start of every row: what rows of this length keep of an aligned start."""
-    return min(ALIGNMENT, row_bytes & -row_bytes)
 
 
 class FoldingStep(BoundStep):
