@@ -100,7 +100,7 @@ def _homes(source: torch.Generator, rows: Tensor) -> tuple[Tensor, Tensor]:
     state_rows = torch.full((POOL,), -1, dtype=torch.int32)
     kept_rows = state_rows.clone()
     for number, row in enumerate(rows.tolist()):
-        if row and integer(source, 0, 4):
+        if row and integer(source, 0, 2):
             state_rows[row] = homes[number]
     free = [row for row in range(ROWS) if row not in state_rows.tolist()]
     for row in rows.tolist():
@@ -250,6 +250,16 @@ def test_states_are_near_those_of_doubles(seed: int) -> None:
         assert not kept[sorted(live - {-1})].isnan().any()
 
 
+def crosses_without_a_state(case: Case) -> bool:
+    """Whether the text of a request crosses an interval, whose state could be kept, and there is none."""
+    of, interval = case.operands, int(case.operands["kept_interval"])
+    for row, begin, length in zip(*(of[name].tolist() for name in ("rows", "seq_lens", "accept_lens")), strict=True):
+        crosses = interval and (begin + length) // interval > begin // interval
+        if crosses and of["state_rows"][row] < 0 <= of["kept_rows"][row]:
+            return True
+    return False
+
+
 def test_cases_differ() -> None:
     """Some keep a state at an interval, some requests accept nothing, some have no state, and some paths are trees'."""
     cases = [random_case(seed) for seed in range(CASES)]
@@ -258,6 +268,7 @@ def test_cases_differ() -> None:
     assert any((case.operands["accept_lens"] == 0).any() for case in cases)
     rows = [(case.operands["rows"], case.operands["state_rows"]) for case in cases]
     assert any((homes[rows[rows > 0]] < 0).any() for rows, homes in rows)
+    assert any(crosses_without_a_state(case) for case in cases)
     assert {case.attrs["decay"] for case in cases} == {"head", "channel"}
     assert any(case.attrs["groups"] < case.attrs["heads"] for case in cases)
     paths = [case.operands["accept_index"][0, : int(case.operands["accept_lens"][0])].tolist() for case in cases]

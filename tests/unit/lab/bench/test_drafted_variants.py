@@ -20,7 +20,7 @@ DECIDES = ("model_path", "dtype", "context_length", "max_running_requests", "cud
 """Arguments on which a program hangs, beside those of speculation."""
 ATTENTION = {"gemma_target": "triton", "v4_target": "dsv4"}
 """What SGLang verifies with by itself where it is not fa3."""
-LEFT_OUT = {"model", "aux_layers", "num_aux_layers", "experts_per_token", "token_map"}
+LEFT_OUT = {"model", "aux_layers", "num_aux_layers", "experts_per_token", "token_map", "state"}
 """What a configuration of sizes need not say of models, but for the layers that a target hands over."""
 
 
