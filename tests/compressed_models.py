@@ -14,7 +14,7 @@ from torch import Tensor
 
 RATIOS = (0, 4, 128, 4)
 """Of each layer how many tokens have an entry of keys beside its window; none has 0, and neither has the module."""
-WIDTH, STREAMS, HEADS, QUERY, GROUPS, INNER = 64, 4, 4, 32, 2, 64
+WIDTH, STREAMS, HEADS, QUERY, INNER = 64, 4, 4, 32, 64
 HEAD, ROTATED, WINDOW, PAGE = 512, 64, 128, 256
 """What engines have kernels for: the size of a head, what of it turns with the position, windows, and pages."""
 INDEX_HEADS, INDEX_HEAD, PICKED = 2, 128, 512
@@ -53,11 +53,20 @@ compressed vocabulary has the examples' tokens that differ once vLLM has normali
 
 @dataclass(frozen=True)
 class Sizes:
-    """Those for which an engine may have kernels of other sizes: experts, how many a token has, and O's low rank."""
+    """Those for which an engine may have kernels of other sizes, and which several ranks may share out.
+
+    Attributes:
+        experts: how many a layer has.
+        chosen: how many a token has.
+        output: O's low rank, of each group of heads.
+        groups: of heads, whose outputs are projected apart.
+
+    """
 
     experts: int = 2
     chosen: int = 1
     output: int = 16
+    groups: int = 2
 
 
 SMALL = Sizes()
@@ -144,6 +153,7 @@ class Weights:
 
     def layer(self, ratio: int, strength: float) -> dict[str, Tensor]:
         """A layer with entries of so many tokens, none of 0."""
+        groups = self.sizes.groups
         weights = {
             "attn.wq_a.weight": self.matrix(QUERY, WIDTH),
             "attn.q_norm.weight": torch.ones(QUERY),
@@ -151,8 +161,8 @@ class Weights:
             "attn.wkv.weight": self.matrix(HEAD, WIDTH),
             "attn.kv_norm.weight": torch.ones(HEAD),
             "attn.attn_sink": torch.randn(HEADS, generator=self.source),
-            "attn.wo_a.weight": self.matrix(GROUPS * self.sizes.output, HEADS * HEAD // GROUPS),
-            "attn.wo_b.weight": self.matrix(WIDTH, GROUPS * self.sizes.output, strength),
+            "attn.wo_a.weight": self.matrix(groups * self.sizes.output, HEADS * HEAD // groups),
+            "attn.wo_b.weight": self.matrix(WIDTH, groups * self.sizes.output, strength),
             "attn_norm.weight": torch.ones(WIDTH),
             "ffn_norm.weight": torch.ones(WIDTH),
             "ffn.gate.weight": self.matrix(self.sizes.experts, WIDTH),
@@ -234,7 +244,7 @@ def about(of: dict[str, Any], streams: int, sizes: Sizes) -> dict[str, Any]:
         "head_dim": HEAD,
         "qk_rope_head_dim": ROTATED,
         "q_lora_rank": QUERY,
-        "o_groups": GROUPS,
+        "o_groups": sizes.groups,
         "o_lora_rank": sizes.output,
         "index_n_heads": INDEX_HEADS,
         "index_head_dim": INDEX_HEAD,

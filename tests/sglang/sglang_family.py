@@ -24,7 +24,8 @@ NEAR, EXACT = 2**-5, 0.97
 """In 16 bits: how far below the best score that of an emitted token may be, as a part of it; and how many are best."""
 
 ALIKE = 0.05
-"""In 16 bits: how much sooner answers may part from those without speculation than those of SGLang's own step."""
+"""Where near ties may go either way: how much sooner answers may part from those without speculation than those of
+SGLang's own step."""
 
 in_float32 = pytest.mark.skipif(ON_GPU, reason="in 16 bits a near tie may go either way")
 in_16_bits = pytest.mark.skipif(not ON_GPU, reason="in float32 texts are the same")
@@ -127,7 +128,7 @@ class FamilyTests:
         self, family: Family, engine: Variant, own: Variant, engines: Running
     ) -> None:
         """As far as near ties let texts be the same."""
-        as_alike_in_16_bits(engines.of(engine), engines.of(own), engines.of(family.alone))
+        as_alike(engines.of(engine), engines.of(own), engines.of(family.alone))
 
     def test_every_slot_and_row_is_free_or_cached_at_the_end(
         self, family: Family, engine: Variant, engines: Running
@@ -235,8 +236,8 @@ def best_in_16_bits(served: Served) -> None:
     assert best > EXACT * emitted
 
 
-def as_alike_in_16_bits(served: Served, own: Served, alone: Served) -> None:
-    """On a GPU answers part from those without speculation no sooner than those of SGLang's own step."""
+def as_alike(served: Served, own: Served, alone: Served) -> None:
+    """Answers part from those without speculation no sooner than those of SGLang's own step."""
     assert alike(served, alone) > alike(own, alone) - ALIKE
 
 

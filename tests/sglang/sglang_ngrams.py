@@ -21,6 +21,7 @@ from compressed_models import (
     SMALL,
     STREAMS,
     WIDTH,
+    Sizes,
     Weights,
     about,
     named,
@@ -47,9 +48,9 @@ STRENGTH, OF_GRAMS = 0.1, 0.25
 """What layers add to the residual streams, and what n-grams do."""
 
 
-def write_ngrams(folder: Path) -> None:
+def write_ngrams(folder: Path, sizes: Sizes = SMALL) -> None:
     """Write target and draft into one folder, as they are published."""
-    of, random = read("target")[1], NgramWeights(STREAMS, SMALL)
+    of, random = read("target")[1], NgramWeights(STREAMS, sizes)
     weights = random.ends(of["vocab_size"])
     rows = rows_of_tables()
     for number, ratio in enumerate(RATIOS):
@@ -61,7 +62,7 @@ def write_ngrams(folder: Path) -> None:
             weights |= named(f"layers.{number}.engram.", tables)
     weights |= named("mtp.", without_heads(random.stages(weights)))
     weights |= named("vision.", random.tower()) | random.joined_to_texts()
-    config = described(of, rows)
+    config = described(of, sizes, rows)
     write(folder, weights, config)
     name_places(folder)
     config["text_config"]["engram_compressed_vocab_size"] = folded(folder)
@@ -142,9 +143,9 @@ def folded(folder: Path) -> int:
     return len({(token, "") if part is None else fold.normalize_str(part) or part for token, part in enumerate(parts)})
 
 
-def described(of: dict[str, Any], rows: list[int]) -> dict[str, Any]:
+def described(of: dict[str, Any], sizes: Sizes, rows: list[int]) -> dict[str, Any]:
     """The `config.json` of a model whose layers look up in tables of so many rows."""
-    base = about(of, STREAMS, SMALL) | BLOCKS
+    base = about(of, STREAMS, sizes) | BLOCKS
     own = ("architectures", "model_type", "num_hidden_layers", "compress_ratios", "bos_token_id", "eos_token_id")
     text = {name: value for name, value in base.items() if name not in own}
     return {

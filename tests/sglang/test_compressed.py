@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from compressed_models import PAGE, STREAMS, WIDTH, WINDOW, write_compressed
+from compressed_models import PAGE, STREAMS, WIDTH, WINDOW, Sizes, write_compressed
 from engine_job import specc
 from engine_prompts import PREAMBLES
-from sglang_family import Family, FamilyTests, Running, in_float32
+from sglang_family import Family, FamilyTests, Running, as_alike, in_float32
 from sglang_files import ON_GPU, printed
 from sglang_ngrams import write_ngrams
 from sglang_programs import write_program
@@ -24,8 +24,9 @@ from sglang_server import Variant, greedy
 from sglang_vision import with_pictures
 from sglang_workload import workload
 
-REQUESTS, FEWER = 200, 30
-OF_NGRAMS = int(os.environ.get("SPECC_TEST_REQUESTS", "60"))
+REQUESTS, FEWER = 200, int(os.environ.get("SPECC_TEST_REQUESTS", "60"))
+OF_RANKS = FEWER // 2
+"""Requests where several ranks share a few processors."""
 LONG, NEARLY = "".join(PREAMBLES) * 2, "".join((*PREAMBLES, *PREAMBLES[:3]))
 """What some prompts begin with: more than a page, which others find then, and nearly one, which answers fill."""
 OWN = Variant("EAGLE", "compressed", target="compressed", attention="dsv4", page=PAGE)
@@ -54,55 +55,65 @@ FILLED = Family(
     pools={"DSPARK": ["DeepSeekV4TokenToKVPool", "DeepSeekV4TokenToKVPool"]},
 )
 """A draft among the target's own weights that fills in blocks. Its layers see a window of the target's hidden rows."""
+SPREAD = Sizes(experts=4, groups=4)
+"""Of models that four ranks share out, or two."""
 SINGLE = replace(OWN, draft="single", target="single")
 SHARED = Family(
     replace(SINGLE, algorithm=None, draft=""),
-    [replace(SINGLE, program=True, overlap=True, ranks=2)],
-    lambda folder: write_compressed(folder / "single", streams=1),
-    lambda _: [behind(number, request) for number, request in enumerate(workload(FEWER, seed=4, bursts=1))],
+    [replace(SINGLE, program=True, overlap=True, ranks=2), replace(SINGLE, program=True, ranks=4, experts=True)],
+    lambda folder: write_compressed(folder / "single", streams=1, sizes=SPREAD),
+    lambda _: [behind(number, request) for number, request in enumerate(workload(OF_RANKS, seed=4, bursts=1))],
     arguments=ROOM,
     anew=True,
 )
-"""Models with one residual stream, whose heads two ranks share out; keys are every rank's."""
+"""Models with one residual stream, whose heads ranks share out, and once its experts; keys are every rank's."""
 
 PARTED = replace(BLOCK, draft="parted", target="parted")
 SHARED_BLOCKS = Family(
     replace(PARTED, algorithm=None, draft=""),
     [replace(PARTED, program=True, overlap=True, ranks=ranks) for ranks in (2, 4)],
-    lambda folder: write_compressed(folder / "parted", blocks=True),
-    lambda _: [behind(number, request) for number, request in enumerate(workload(FEWER, seed=6, bursts=1))],
+    lambda folder: write_compressed(folder / "parted", blocks=True, sizes=SPREAD),
+    lambda _: [behind(number, request) for number, request in enumerate(workload(OF_RANKS, seed=6, bursts=1))],
     arguments=ROOM,
     anew=True,
 )
 """Ranks have a part each of the target's head, by which blocks are scored, and of what the Markov head adds."""
 
 NGRAMS = Variant("DSPARK", "ngrams", target="ngrams", attention="dsv4", page=PAGE)
-REPLAYED = ROOM | {"enable_decoder_swa_bounded_replay": True}
-"""What SGLang does by itself on a GPU: late layers prefill the end of a text alone."""
 LOOKED_UP = Family(
     replace(NGRAMS, algorithm=None, draft=""),
     [replace(NGRAMS, program=True, overlap=True), replace(NGRAMS, program=True, samples=True, head="weights")],
     lambda folder: write_ngrams(folder / "ngrams"),
-    lambda folder: seen(folder, OF_NGRAMS, 7),
+    lambda folder: seen(folder, FEWER, 7),
     own=NGRAMS,
-    arguments=REPLAYED,
+    arguments=ROOM,
     anew=True,
     pools={"DSPARK": ["DeepSeekV4TokenToKVPool", "DeepSeekV4TokenToKVPool"]},
-    apart=lambda request, output: "pictures" in request and output["num_retractions"] > 0,
 )
-"""Layers hash the last tokens of a text, which a step has to commit. Some requests have pictures. One that is
-thrown out behind its pictures goes on otherwise in some runs under the overlap schedule, also where each of its steps
-was SGLang's own."""
+"""Layers hash the last tokens of a text, which a step has to commit. Some requests have pictures."""
+TAIL = replace(NGRAMS, draft="tails", target="tails")
+TAILS = Family(
+    replace(TAIL, algorithm=None, draft=""),
+    [replace(TAIL, program=True, overlap=True)],
+    lambda folder: write_ngrams(folder / "tails"),
+    lambda folder: seen(folder, FEWER, 7),
+    own=TAIL,
+    arguments=ROOM | {"enable_decoder_swa_bounded_replay": True},
+    anew=True,
+    apart=lambda _, output: output["prompt_tokens"] + output["completion_tokens"] > WINDOW,
+)
+"""The same as SGLang does it by itself on a GPU: late layers prefill the last window of a text alone, as if nothing
+stood before it. So longer texts depend on where a prefill ends: a chunk's, or that of one that was thrown out."""
 PARTED_NGRAMS = replace(NGRAMS, draft="tables", target="tables")
 SHARED_NGRAMS = Family(
     replace(PARTED_NGRAMS, algorithm=None, draft=""),
-    [replace(PARTED_NGRAMS, program=True, overlap=True, ranks=2, experts=True)],
-    lambda folder: write_ngrams(folder / "tables"),
-    lambda folder: seen(folder, FEWER, 8),
-    arguments=REPLAYED,
+    [replace(PARTED_NGRAMS, program=True, overlap=True, ranks=ranks, experts=True) for ranks in (2, 4)],
+    lambda folder: write_ngrams(folder / "tables", SPREAD),
+    lambda folder: seen(folder, OF_RANKS, 8),
+    arguments=ROOM,
     anew=True,
 )
-"""Two ranks have a part each of the tables of n-grams and of the experts."""
+"""Ranks have a part each of the tables of n-grams and of the experts."""
 
 
 def seen(folder: Path, count: int, seed: int) -> list[dict[str, Any]]:
@@ -116,9 +127,9 @@ def behind(number: int, request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 WHOLE = COMPRESSED, FILLED, LOOKED_UP
-FAMILIES = () if ON_GPU else (*WHOLE, SHARED, SHARED_BLOCKS, SHARED_NGRAMS)
+FAMILIES = () if ON_GPU else (*WHOLE, TAILS, SHARED, SHARED_BLOCKS, SHARED_NGRAMS)
 PROGRAMS = [(family, program) for family in FAMILIES for program in family.programs]
-COMPARED = [*PROGRAMS, (COMPRESSED, OWN), (FILLED, BLOCK), (LOOKED_UP, NGRAMS)] if FAMILIES else []
+COMPARED = [*PROGRAMS, (COMPRESSED, OWN), (FILLED, BLOCK), (LOOKED_UP, NGRAMS), (TAILS, TAIL)] if FAMILIES else []
 each_program = pytest.mark.parametrize(("family", "engine"), PROGRAMS, ids=str)
 
 
@@ -151,6 +162,15 @@ def test_much_is_written_behind_pictures(family: Family, engines: Running) -> No
     """Whose tokens are no part of an n-gram."""
     answers = [(request, output) for _, request, output in greedy(engines.of(family.programs[0]))]
     assert sum(output["completion_tokens"] for request, output in answers if "pictures" in request) > 100
+
+
+@in_float32
+@pytest.mark.parametrize(("family", "engine", "own"), [(TAILS, *TAILS.programs, TAIL)][: len(FAMILIES)], ids=str)
+def test_texts_of_any_length_part_no_sooner_than_sglangs_own(
+    family: Family, engine: Variant, own: Variant, engines: Running
+) -> None:
+    """Where late layers prefill ends of texts alone, the longer ones may differ."""
+    as_alike(engines.of(engine), engines.of(own), engines.of(family.alone))
 
 
 @pytest.mark.parametrize("streams", [1, STREAMS])

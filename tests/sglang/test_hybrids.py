@@ -16,7 +16,7 @@ from sglang_family import (
     Running,
     accepts_as_much,
     all_accounted_for,
-    as_alike_in_16_bits,
+    as_alike,
     groups_of,
     in_16_bits,
     in_float32,
@@ -201,7 +201,7 @@ def test_texts_part_in_16_bits_no_sooner_than_sglangs_own(
     family: Family, engine: Variant, own: Variant, engines: Running
 ) -> None:
     """As far as near ties let texts be the same."""
-    as_alike_in_16_bits(engines.of(engine), engines.of(own), engines.of(family.alone))
+    as_alike(engines.of(engine), engines.of(own), engines.of(family.alone))
 
 
 @every
