@@ -60,7 +60,10 @@ SPREAD = Sizes(experts=4, groups=4)
 SINGLE = replace(OWN, draft="single", target="single")
 SHARED = Family(
     replace(SINGLE, algorithm=None, draft=""),
-    [replace(SINGLE, program=True, overlap=True, ranks=2), replace(SINGLE, program=True, ranks=4, experts=True)],
+    [
+        replace(SINGLE, program=True, overlap=True, ranks=2),
+        replace(SINGLE, program=True, overlap=True, samples=True, ranks=4, experts=True),
+    ],
     lambda folder: write_compressed(folder / "single", streams=1, sizes=SPREAD),
     lambda _: [behind(number, request) for number, request in enumerate(workload(OF_RANKS, seed=4, bursts=1))],
     arguments=ROOM,
