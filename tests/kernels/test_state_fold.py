@@ -3,60 +3,29 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from cluster_cases import TypedBuilder, form, small_module, with_constants
-from kernel_cases import POOL, generator, integer
+from cluster_cases import with_constants
+from kernel_cases import generator, integer
 from kernel_launcher import Launcher
+from state_cases import MORE, ROWS, Case, Part, launch, operands, same, spec_of
 from torch import Tensor
 
-from specc.compiler.ir.types import DTYPES, StateType, TensorType
-from specc.compiler.kernels import FAMILIES
-from specc.compiler.kernels.writing.family import Spec
+from specc.compiler.ir.types import DTYPES
 from specc.runtime.capabilities.states.fold import FoldedStates
-from specc.runtime.memory.kv_rows import KvRows
 from specc.runtime.plan.nodes import OpCall
-from specc.runtime.plan.recurrent.state_tables import FOLD, STATE_POINTERS, TABLE_SIZES, CommittedStates, folded_parts
+from specc.runtime.plan.recurrent.state_tables import FOLD, CommittedStates, folded_parts
 from specc.runtime.semantics.reference import evaluate
 
-ROWS, MORE = 7, 2  # state rows; requests and nodes that there is room for beyond the batch's
 CASES = 36
-NAMES = ("accept_index", "accept_lens", "rows", "seq_lens", "state_rows", "kept_rows", "kept_interval")
-Part = tuple[Tensor, ...]
 
 
-@dataclass
-class Case:
-    """Attributes of the op and its operands by name, and the parts of all layers: what is kept, what nodes add."""
-
-    nodes: int
-    attrs: dict[str, Any]
-    operands: dict[str, Tensor]
-    parts: list[Part]
-
-    @property
-    def width(self) -> int:
-        """Slots of a path."""
-        return self.operands["accept_index"].shape[1]
-
-    @property
-    def pool(self) -> CommittedStates:
-        """What a plan says of the states."""
-        call = OpCall(FOLD, (), (), self.attrs)
-        return CommittedStates(FOLD, self.attrs["layers"], self.nodes, folded_parts(call))
-
-    def copied(self, device: str) -> list[Part]:
-        """The parts in memory of their own, with the same strides."""
-        return [tuple(_copied(tensor, device) for tensor in part) for part in self.parts]
-
-
-def _copied(tensor: Tensor, device: str) -> Tensor:
-    memory = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
-    return memory.clone().to(device).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+def pool_of(case: Case) -> CommittedStates:
+    """What a plan says of the states."""
+    call = OpCall(FOLD, (), (), case.attrs)
+    return CommittedStates(FOLD, case.attrs["layers"], case.nodes, folded_parts(call))
 
 
 def random_case(seed: int) -> Case:
@@ -80,33 +49,10 @@ def random_case(seed: int) -> Case:
         further = torch.arange(1, nodes) if chain else torch.randperm(nodes - 1, generator=source).add(1)
         path = [0, *sorted(further[: length - 1].tolist())][:length]
         index[b, :length] = torch.tensor(path, dtype=torch.int32) + b * nodes
-    past = torch.arange(width) >= lens[:, None]
-    index[past] = torch.where(torch.rand(batch, width, generator=source) < 0.5, 2**31 - 1, -1).int()[past]
-    rows = torch.randperm(POOL - 1, generator=source)[:batch] + 1
-    rows[lens == 0] = 0
-    lengths = torch.where(rows > 0, torch.randint(1, 40, (batch,), generator=source), 0)
-    interval = torch.tensor([integer(source, 0, 1) * integer(source, 1, 6)])
-    given = index, lens, rows, lengths, *_homes(source, rows), interval
-    operands: dict[str, Tensor] = dict(zip(NAMES, given, strict=True))
-    case = Case(nodes, attrs, operands, [])
-    case.parts = [_part(source, case, known) for _ in range(layers) for known in case.pool.parts]
+    case = Case(nodes, attrs, operands(source, index, lens), [])
+    case.parts = [_part(source, case, known) for _ in range(layers) for known in pool_of(case).parts]
     _poison(case)
     return case
-
-
-def _homes(source: torch.Generator, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Where states are and where copies go, by pool row, all different; -1 of some."""
-    homes = torch.randperm(ROWS, generator=source)
-    state_rows = torch.full((POOL,), -1, dtype=torch.int32)
-    kept_rows = state_rows.clone()
-    for number, row in enumerate(rows.tolist()):
-        if row and integer(source, 0, 2):
-            state_rows[row] = homes[number]
-    free = [row for row in range(ROWS) if row not in state_rows.tolist()]
-    for row in rows.tolist():
-        if row and free and integer(source, 0, 2):
-            kept_rows[row] = free.pop()
-    return state_rows, kept_rows
 
 
 def _part(source: torch.Generator, case: Case, known: Any) -> Part:
@@ -143,44 +89,13 @@ def _poison(case: Case) -> None:
                         record[b, node] = torch.nan
 
 
-def spec_of(case: Case) -> Spec:
-    """The kernel as its family writes it, but for its tiles."""
-    module = small_module(N=case.nodes, A=case.width)
-    b = TypedBuilder(module)
-    index, lens = b.given("index", "i32", "A"), b.given("lens", "i32")
-    state = module.add_input("state_target", StateType("target", "state", "N"))
-    tables = [module.add_input(name, TensorType("i32", ("P",))) for name in ("state_rows", "kept_rows")]
-    tables.append(module.add_input("kept_interval", TensorType("i64", (1,))))
-    rows, seq_lens = module.inputs["req_pool_indices"], module.inputs["seq_lens"]
-    with b.phase("commit"):
-        b.many(FOLD, state, index, lens, rows, seq_lens, *tables, **case.attrs)
-    ((stem, cluster),) = form(module)
-    spec = FAMILIES[stem].spec(module, stem, cluster)
+def launched(launcher: Launcher, case: Case, programs: int) -> list[Part]:
+    """The parts after one launch of the kernel as its family writes it, but for its tiles."""
     tiles = {"ROWS": 4, "BLOCK": 4, "INPUTS": 8}
     matrices = case.attrs["heads"] * -(-case.attrs["values"] // 4) * -(-case.attrs["keys"] // 4)
-    return with_constants(spec, {**tiles, "MATRICES": matrices, "WINDOWS": -(-case.attrs["channels"] // 8)})
-
-
-def places(case: Case, parts: list[Part]) -> Tensor:
-    """The table that the runtime makes of where they are."""
-    most, words = TABLE_SIZES[FOLD]
-    device = parts[0][0].device
-    table = torch.full((case.attrs["layers"] * most, words), -1, dtype=torch.int64, device=device)
-    plan: Any = SimpleNamespace(buffers={STATE_POINTERS: table}, buckets=(len(case.operands["rows"]),))
-    bound = FoldedStates(plan, case.pool, table.device, {"target": parts}, KvRows())
-    bound.write_pointers(SimpleNamespace(buffer=lambda _: table))  # pyright: ignore[reportArgumentType]
-    return table
-
-
-def launch(launcher: Launcher, case: Case, programs: int) -> list[Part]:
-    """The parts after one launch, which changes nothing else."""
-    device, spec, parts = launcher.device, spec_of(case), case.copied(launcher.device)
-    arguments = {f"{name}_ptr": tensor.to(device) for name, tensor in case.operands.items()}
-    arguments["places_ptr"] = places(case, parts)
-    before = {name: tensor.clone() for name, tensor in arguments.items()}
-    launcher.launch(spec, (len(case.operands["rows"]), case.attrs["layers"] * programs), arguments)
-    assert all(torch.equal(arguments[name], tensor) for name, tensor in before.items())
-    return parts
+    tiles |= {"MATRICES": matrices, "WINDOWS": -(-case.attrs["channels"] // 8)}
+    spec = with_constants(spec_of(FOLD, case.nodes, case.width, case.attrs), tiles)
+    return launch(launcher, case, spec, FoldedStates, pool_of(case), programs)
 
 
 def brute(case: Case, dtype: torch.dtype = torch.float32) -> list[Part]:
@@ -217,17 +132,6 @@ def window(state: Tensor, inputs: Tensor) -> Tensor:
     return torch.cat((state[:, 1:], inputs[:, None]), 1)
 
 
-def _memory(tensor: Tensor) -> Tensor:
-    """All bytes of the memory that a tensor is in, on the host."""
-    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage()).cpu()
-
-
-def same(first: list[Part], second: list[Part]) -> bool:
-    """Whether all bytes are equal, of what lies between states as well."""
-    whole = [[_memory(tensor) for part in parts for tensor in part] for parts in (first, second)]
-    return all(map(torch.equal, *whole))
-
-
 @pytest.mark.parametrize("seed", range(CASES))
 def test_states_advance_by_accepted_nodes(launcher: Launcher, seed: int) -> None:
     case = random_case(seed)
@@ -235,7 +139,7 @@ def test_states_advance_by_accepted_nodes(launcher: Launcher, seed: int) -> None
     dims, tensors = {"N": case.nodes, "A": case.width}, [tensor for part in reference for tensor in part]
     evaluate(FOLD, tuple(case.operands.values()), case.attrs, dims, {}, {"target.state": tensors})
     assert same(reference, wanted)
-    assert same(launch(launcher, case, 1 + seed % 3), wanted)
+    assert same(launched(launcher, case, 1 + seed % 3), wanted)
 
 
 @pytest.mark.parametrize("seed", range(0, CASES, 2))

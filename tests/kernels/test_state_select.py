@@ -3,62 +3,25 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Any
+from dataclasses import replace
 
 import pytest
 import torch
-from cluster_cases import TypedBuilder, form, small_module, with_constants
-from kernel_cases import POOL, generator, integer
+from cluster_cases import with_constants
+from kernel_cases import generator, integer
 from kernel_launcher import Launcher
+from state_cases import MORE, ROWS, Case, Part, copied, launch, memory, operands, same, spec_of
 from torch import Tensor
 
-from specc.compiler.ir.types import StateType, TensorType
-from specc.compiler.kernels import FAMILIES
-from specc.compiler.kernels.writing.family import Spec
 from specc.runtime.capabilities.states.select import SelectedStates
-from specc.runtime.memory.kv_rows import KvRows
-from specc.runtime.plan.recurrent.state_tables import SELECT, STATE_POINTERS, TABLE_SIZES, CommittedStates
+from specc.runtime.plan.recurrent.state_tables import SELECT, TABLE_SIZES, CommittedStates
 from specc.runtime.semantics.reference import evaluate
 
-STATE_PARTS, PART_WORDS = TABLE_SIZES[SELECT]
-ROWS, MORE = 7, 2  # state rows; requests and nodes that there is room for beyond the batch's
+STATE_PARTS = TABLE_SIZES[SELECT][0]
 SHAPES = ((torch.float32, (2, 4, 8)), (torch.float32, (1, 3)), (torch.bfloat16, (5,)), (torch.float16, (3, 8)))
 """Matrices whose bytes 16 divides and that it does not."""
 WINDOW = 3
 CASES = 30
-
-
-@dataclass
-class Case:
-    """What is accepted of so many nodes, where states go, and the pairs of the layers."""
-
-    nodes: int
-    layers: int
-    interval: int
-    accept_index: Tensor
-    accept_lens: Tensor
-    rows: Tensor
-    seq_lens: Tensor
-    state_rows: Tensor
-    kept_rows: Tensor
-    pairs: list[tuple[Tensor, Tensor]]
-
-    @property
-    def operands(self) -> tuple[Tensor, ...]:
-        """Those of the op."""
-        given = (self.accept_index, self.accept_lens, self.rows, self.seq_lens, self.state_rows, self.kept_rows)
-        return *given, torch.tensor([self.interval])
-
-    def copied(self, device: str) -> list[tuple[Tensor, Tensor]]:
-        """The pairs in memory of their own, with the same strides."""
-        return [(_copied(kept, device), _copied(pending, device)) for kept, pending in self.pairs]
-
-
-def _copied(tensor: Tensor, device: str) -> Tensor:
-    memory = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
-    return memory.clone().to(device).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def random_pair(source: torch.Generator, batch: int, nodes: int) -> tuple[Tensor, Tensor]:
@@ -90,126 +53,73 @@ def random_case(seed: int) -> Case:
     """Any lengths and nodes; rows of padding; requests whose state goes nowhere."""
     source = generator(seed)
     batch, nodes, layers, parts = (integer(source, 1, most) for most in (4, 5, 3, STATE_PARTS))
-    width, interval = integer(source, 1, nodes), integer(source, 0, 1) * integer(source, 1, 6)
+    width = integer(source, 1, nodes)
     lens = torch.randint(0, width + 1, (batch,), generator=source, dtype=torch.int32)
     columns = torch.randint(0, nodes, (batch, width), generator=source, dtype=torch.int32)
     index = columns + torch.arange(batch, dtype=torch.int32)[:, None] * nodes
-    past = torch.arange(width) >= lens[:, None]
-    index[past] = torch.where(torch.rand(batch, width, generator=source) < 0.5, 2**31 - 1, -1).int()[past]
-    rows = torch.randperm(POOL - 1, generator=source)[:batch] + 1
-    rows[lens == 0] = 0
-    homes = torch.randperm(ROWS, generator=source)
-    state_rows = torch.full((POOL,), -1, dtype=torch.int32)
-    kept_rows = state_rows.clone()
-    for number, row in enumerate(rows.tolist()):
-        if row and integer(source, 0, 4):
-            state_rows[row] = homes[number]
-    free = [row for row in range(ROWS) if row not in state_rows.tolist()]
-    for row in rows.tolist():
-        if row and free and integer(source, 0, 2):
-            kept_rows[row] = free.pop()
-    lengths = torch.where(rows > 0, torch.randint(1, 40, (batch,), generator=source), 0)
     # Layers are alike: their parts have the same shapes and strides, and other numbers.
     first = [random_pair(source, batch, nodes) for _ in range(parts)]
-    pairs = [(_scrambled(kept, source), _scrambled(left, source)) for _ in range(layers) for kept, left in first]
-    return Case(nodes, layers, interval, index, lens, rows, lengths, state_rows, kept_rows, pairs)
+    pairs: list[Part] = [
+        (_scrambled(kept, source), _scrambled(left, source)) for _ in range(layers) for kept, left in first
+    ]
+    return Case(nodes, {"layers": layers, "bytes": 0}, operands(source, index, lens), pairs)
 
 
 def _scrambled(tensor: Tensor, source: torch.Generator) -> Tensor:
-    other = _copied(tensor, "cpu")
-    memory = _memory(other)
-    memory.copy_(torch.randint(0, 256, memory.shape, generator=source, dtype=torch.uint8))
+    other = copied(tensor, "cpu")
+    whole = memory(other)
+    whole.copy_(torch.randint(0, 256, whole.shape, generator=source, dtype=torch.uint8))
     return other
 
 
-def spec_of(case: Case) -> Spec:
-    """The kernel as its family writes it, but for its tile."""
-    module = small_module(N=case.nodes, A=case.accept_index.shape[1])
-    b = TypedBuilder(module)
-    index, lens = b.given("index", "i32", "A"), b.given("lens", "i32")
-    state = module.add_input("state_target", StateType("target", "state", "N"))
-    tables = [module.add_input(name, TensorType("i32", ("P",))) for name in ("state_rows", "kept_rows")]
-    tables.append(module.add_input("kept_interval", TensorType("i64", (1,))))
-    rows, seq_lens = module.inputs["req_pool_indices"], module.inputs["seq_lens"]
-    with b.phase("commit"):
-        attrs = {"layers": case.layers, "bytes": 0}
-        b.many("state.select", state, index, lens, rows, seq_lens, *tables, **attrs)
-    ((stem, cluster),) = form(module)
-    return with_constants(FAMILIES[stem].spec(module, stem, cluster), {"BLOCK": 16})
+def launched(launcher: Launcher, case: Case, programs: int) -> list[Part]:
+    """The pairs after one launch of the kernel as its family writes it, but for its tile."""
+    spec = with_constants(spec_of(SELECT, case.nodes, case.width, case.attrs), {"BLOCK": 16})
+    return launch(
+        launcher, case, spec, SelectedStates, CommittedStates(SELECT, case.attrs["layers"], case.nodes), programs
+    )
 
 
-def places(case: Case, pairs: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """The table that the runtime makes of where they are."""
-    table = torch.full((case.layers * STATE_PARTS, PART_WORDS), -1, dtype=torch.int64, device=pairs[0][0].device)
-    plan: Any = SimpleNamespace(buffers={STATE_POINTERS: table}, buckets=(len(case.rows),))
-    pool = CommittedStates(SELECT, case.layers, case.nodes)
-    bound = SelectedStates(plan, pool, table.device, {"target": pairs}, KvRows())
-    bound.write_pointers(SimpleNamespace(buffer=lambda _: table))  # pyright: ignore[reportArgumentType]
-    return table
-
-
-def launch(launcher: Launcher, case: Case, programs: int) -> list[tuple[Tensor, Tensor]]:
-    """The pairs after one launch, which changes nothing else."""
-    device, spec, pairs = launcher.device, spec_of(case), case.copied(launcher.device)
-    names = ("accept_index", "accept_lens", "rows", "seq_lens", "state_rows", "kept_rows", "kept_interval")
-    given = zip(names, case.operands, strict=True)
-    arguments = {f"{name}_ptr": tensor.to(device) for name, tensor in given}
-    arguments["places_ptr"] = places(case, pairs)
-    before = {name: tensor.clone() for name, tensor in arguments.items()}
-    launcher.launch(spec, (len(case.rows), case.layers * programs), arguments)
-    assert all(torch.equal(arguments[name], tensor) for name, tensor in before.items())
-    return pairs
-
-
-def brute(case: Case) -> list[tuple[Tensor, Tensor]]:
+def brute(case: Case) -> list[Part]:
     """The pairs after copying one state after the other."""
-    pairs = case.copied("cpu")
-    for b, (row, length) in enumerate(zip(case.rows.tolist(), case.accept_lens.tolist(), strict=True)):
-        begin = int(case.seq_lens[b])
-        targets = [(length - 1, int(case.state_rows[row]))] if length else []
-        for place in range(length) if case.interval else ():
-            if (begin + place + 1) % case.interval == 0:  # the last one stays
-                targets = [*targets[:1], (place, int(case.kept_rows[row]))]
+    pairs, of = case.copied("cpu"), case.operands
+    interval = int(of["kept_interval"])
+    for b, (row, length) in enumerate(zip(of["rows"].tolist(), of["accept_lens"].tolist(), strict=True)):
+        begin = int(of["seq_lens"][b])
+        targets = [(length - 1, int(of["state_rows"][row]))] if length else []
+        for place in range(length) if interval else ():
+            if (begin + place + 1) % interval == 0:  # the last one stays
+                targets = [*targets[:1], (place, int(of["kept_rows"][row]))]
         for place, target in targets:
-            node = int(case.accept_index[b, place]) - b * case.nodes
+            node = int(of["accept_index"][b, place]) - b * case.nodes
             for kept, pending in pairs if target >= 0 else ():
                 kept[target] = pending[b, node]
     return pairs
-
-
-def _memory(tensor: Tensor) -> Tensor:
-    """All bytes of the memory that a tensor is in, on the host."""
-    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage()).cpu()
-
-
-def same(first: list[tuple[Tensor, Tensor]], second: list[tuple[Tensor, Tensor]]) -> bool:
-    """Whether all bytes are equal, of what lies between states as well."""
-    whole = [[_memory(tensor) for pair in pairs for tensor in pair] for pairs in (first, second)]
-    return all(map(torch.equal, *whole))
 
 
 @pytest.mark.parametrize("seed", range(CASES))
 def test_states_go_to_their_rows(launcher: Launcher, seed: int) -> None:
     case = random_case(seed)
     wanted, reference = brute(case), case.copied("cpu")
-    attrs = {"layers": case.layers, "bytes": 0}
-    dims = {"N": case.nodes, "A": case.accept_index.shape[1]}
-    evaluate("state.select", case.operands, attrs, dims, {}, {"target.state": [t for p in reference for t in p]})
+    dims = {"N": case.nodes, "A": case.width}
+    pools = {"target.state": [tensor for part in reference for tensor in part]}
+    evaluate(SELECT, tuple(case.operands.values()), case.attrs, dims, {}, pools)
     assert same(reference, wanted)
-    assert same(launch(launcher, case, 1 + seed % 3), wanted)
+    assert same(launched(launcher, case, 1 + seed % 3), wanted)
 
 
 def test_cases_differ() -> None:
     """Some keep a state at an interval, some requests accept nothing, some states go nowhere, and windows overlap."""
     cases = [random_case(seed) for seed in range(CASES)]
-    assert any(case.interval and not same(brute(case), brute(replaced(case))) for case in cases)
-    assert any((case.accept_lens == 0).any() for case in cases)
-    assert any((case.state_rows[case.rows[case.rows > 0]] < 0).any() for case in cases)
-    assert {len(case.pairs) // case.layers for case in cases} == set(range(1, STATE_PARTS + 1))
-    moved = [pair[1] for case in cases if not same(brute(case), case.copied("cpu")) for pair in case.pairs]
+    assert any(not same(brute(case), brute(without_interval(case))) for case in cases)
+    assert any((case.operands["accept_lens"] == 0).any() for case in cases)
+    rows = [(case.operands["rows"], case.operands["state_rows"]) for case in cases]
+    assert any((homes[rows[rows > 0]] < 0).any() for rows, homes in rows)
+    assert {len(case.parts) // case.attrs["layers"] for case in cases} == set(range(1, STATE_PARTS + 1))
+    moved = [part[1] for case in cases if not same(brute(case), case.copied("cpu")) for part in case.parts]
     assert sum(not pending[0, 0].is_contiguous() for pending in moved) > CASES // 2
 
 
-def replaced(case: Case) -> Case:
-    """The case without an interval."""
-    return Case(**{**vars(case), "interval": 0})
+def without_interval(case: Case) -> Case:
+    """The case at no interval of which a state is kept."""
+    return replace(case, operands=case.operands | {"kept_interval": torch.tensor([0])})
