@@ -1,14 +1,13 @@
-"""What the families that copy rows share: units, tiles and programs; and those that commit states: arguments."""
+"""What the families that copy rows share: units, tiles and programs."""
 
 from __future__ import annotations
 
 from math import prod
 
-from specc.compiler.ir.core import Module, Op
+from specc.compiler.ir.core import Module
 from specc.compiler.ir.declarations import KvPool
-from specc.compiler.ir.types import DTYPES, StateType, TensorType
-from specc.compiler.kernels.writing.family import CAPACITY, KernelArguments, Parameter, alignment
-from specc.runtime.plan.recurrent.state_tables import STATE_POINTERS
+from specc.compiler.ir.types import DTYPES, TensorType
+from specc.compiler.kernels.writing.family import CAPACITY, alignment
 
 TILE = 2048
 """Units of one tile: of 8 bytes that is 16 per thread, eight 16-byte loads in flight, in 32 registers."""
@@ -46,28 +45,3 @@ def kv_unit(pool: KvPool) -> int:
 def programs(pieces: int, batch: int) -> int:
     """Programs per request that share pieces of work: one each, but no more than two waves over the device."""
     return min(pieces, max(1, -(-_RESIDENT // batch)))
-
-
-def commit_arguments(op: Op) -> tuple[Parameter, ...]:
-    """The path of each request, where its state is and where a copy goes, and the table of states."""
-    arguments = KernelArguments()
-    arguments.value("accept_index_ptr", op["accept_index"])
-    arguments.value("accept_lens_ptr", op["accept_lens"])
-    arguments.value("rows_ptr", op["rows"])
-    arguments.input("state_rows_ptr", op["state_rows"])
-    arguments.value("seq_lens_ptr", op["seq_lens"])
-    arguments.input("kept_rows_ptr", op["kept_rows"])
-    arguments.input("kept_interval_ptr", op["kept_interval"])
-    arguments.buffer("places_ptr", "i64", STATE_POINTERS)
-    return tuple(arguments.parameters)
-
-
-def layers(op: Op) -> int:
-    """Layers whose states it commits."""
-    return max(1, int(op.attrs["layers"]))
-
-
-def nodes(module: Module, op: Op) -> int:
-    """Nodes of a request of which there is something to commit."""
-    (along,) = (type_.along for value in op.operands if isinstance(type_ := value.type, StateType))
-    return module.size(along)

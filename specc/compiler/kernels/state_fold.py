@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from specc.compiler.ir.core import Module, Op
 from specc.compiler.ir.types import DTYPES
 from specc.compiler.kernels import copying
-from specc.compiler.kernels.copying import commit_arguments, layers, nodes
-from specc.compiler.kernels.writing.family import Cluster, Family, Spec, alignment, power_of_two
-from specc.compiler.kernels.writing.knobs import WARPS, Knobs, tuned_split
-from specc.runtime.plan.recurrent.state_tables import FOLD, TABLE_SIZES
+from specc.compiler.kernels.committing import StateCommit, commit_arguments
+from specc.compiler.kernels.writing.family import Cluster, Spec, alignment, power_of_two
+from specc.runtime.plan.recurrent.state_tables import FOLD
 
 _CODES = {"f32": 0, "bf16": 1, "f16": 2}
 """How device functions are told an element type."""
@@ -20,27 +17,19 @@ _INPUTS = 512
 """Channels of a tile of windows: four inputs of each are a cache line or less."""
 
 
-class StateFold(Family):
+class StateFold(StateCommit):
     """A program holds a tile of a head's matrix in registers, from the first accepted node to the last."""
 
-    stem = "state_fold"
-
-    def candidates(self, module: Module) -> Iterable[Cluster]:
-        """Each commit is a launch of its own."""
-        yield from ((op,) for op in module.find(FOLD))
+    stem, opcode = "state_fold", FOLD
 
     def spec(self, module: Module, name: str, cluster: Cluster) -> Spec:
         """See `Family.spec`."""
-        op, (parts, words) = cluster[0], TABLE_SIZES[FOLD]
+        op = cluster[0]
         values, keys = _size(op, "values"), _size(op, "keys")
         rows, columns = _tile(op)
         matrix = str(op.attrs["matrix"])
         constants = (
-            ("N", nodes(module, op)),
-            ("A", module.size("A")),
-            ("LAYERS", layers(op)),
-            ("PARTS", parts),
-            ("WORDS", words),
+            *self.constants(module, op),
             ("MATRICES", _matrices(op)),
             ("WINDOWS", _windows(op)),
             ("VALUES", values),
@@ -59,15 +48,9 @@ class StateFold(Family):
         tiles = f"{rows} value channels by {columns} key channels of a head, which a program keeps in f32"
         return Spec(self.stem, {}, constants, commit_arguments(op), tiles=tiles)
 
-    def grid(self, module: Module, cluster: Cluster, batch: int) -> tuple[int, int, int]:
-        """So many programs for each request and layer that two waves over the device share all of them."""
-        op = cluster[0]
-        split = tuned_split(module, op, batch) or copying.programs(_tiles(op), batch * layers(op))
-        return batch, layers(op) * split, 1
-
-    def knobs(self, module: Module, cluster: Cluster) -> Knobs:
-        """See `Family.knobs`: a layer's tiles are shared by any number of programs; sums are along paths alone."""
-        return Knobs(warps=WARPS, split=_tiles(cluster[0]), rows=layers(cluster[0]))
+    def tiles(self, op: Op) -> int:
+        """Those of matrices, and those of windows."""
+        return _matrices(op) + _windows(op)
 
 
 def _size(op: Op, name: str) -> int:
@@ -89,10 +72,6 @@ def _matrices(op: Op) -> int:
 def _windows(op: Op) -> int:
     """Tiles of a layer's windows."""
     return -(-_size(op, "channels") // _INPUTS)
-
-
-def _tiles(op: Op) -> int:
-    return _matrices(op) + _windows(op)
 
 
 FAMILY = StateFold()

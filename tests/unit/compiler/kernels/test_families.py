@@ -55,14 +55,15 @@ def module(request: pytest.FixtureRequest) -> Module:
 def test_every_family_has_its_files() -> None:
     """A file of its name; a template where nothing is composed, but for cuts and scores, which call one function.
 
-    `groups`, `formed` and `copying` are no families: which ops are launched together, whether launches are such as
-    these make, and what families that copy share.
+    `groups`, `formed`, `copying` and `committing` are no families: which ops are launched together, whether launches
+    are such as these make, and what families share that copy, and that commit states.
     """
     stems = {path.name.removesuffix(".py.jinja") for path in (ROOT / "templates" / "kernels").glob("*.py.jinja")}
     assert stems == set(LONE) - {"cut", "score"} | {"composed"}
     assert FAMILIES.keys() == COMPOSED.keys() | LONE.keys()
     assert {path.stem for path in (ROOT / "specc" / "compiler" / "kernels").glob("[a-z]*.py")} == {
         *FAMILIES,
+        "committing",
         "copying",
         "formed",
         "groups",
