@@ -112,6 +112,16 @@ def packed_row(logits_ptr, b, program, programs, lens_ptr, starts_ptr, ROWS: tl.
 
 
 @triton.jit
+def packed_on_path(
+    logits_ptr, b, program, programs, path_ptr, lens_ptr, starts_ptr,
+    ROWS: tl.constexpr, STRIDE: tl.constexpr, PLACES: tl.constexpr,
+):  # fmt: skip
+    """The same of the column that the place i32[PLACES] of this program has on a path, whatever that is without one."""
+    column = tl.load(path_ptr + b * PLACES + program // (programs // PLACES)) - b * ROWS
+    return packed_at(logits_ptr, b, column, lens_ptr, starts_ptr, ROWS, STRIDE)
+
+
+@triton.jit
 def packed_at(logits_ptr, b, column, lens_ptr, starts_ptr, ROWS: tl.constexpr, STRIDE: tl.constexpr):
     """The same of a column i32, or of each of several.
 

@@ -43,7 +43,12 @@ CONFIGS = {
     "processed-tree": Config("EAGLE", 2, 3, 7, 4, overlap=True, logprobs="processed", best=BEST, **DRAWS),
     "look-up": Config("NGRAM", 2, 3, 7, 16, overlap=True, logprobs="processed", **DRAWS),
     "rejection": Config("STANDALONE", 1, 3, 4, 1, logprobs="processed", best=BEST, **DRAWS | {"verify": "rejection"}),
+    "greedy-budget": Config("EAGLE3", 1, 3, 4, 1, logprobs="raw", best=BEST, budget=2),
+    "raw-budget": Config("EAGLE", 1, 3, 4, 16, logprobs="raw", best=BEST, budget=2, **DRAWS),
+    "processed-budget": Config("DFLASH", 1, 3, 4, 1, overlap=True, logprobs="processed", best=BEST, budget=2, **DRAWS),
 }
+for mode in ("rejection", "block"):
+    CONFIGS[f"{mode}-budget"] = replace(CONFIGS["rejection"], budget=3, verify=mode, overlap=mode == "block")
 PROMPTS = [base_texts()[0][:12], base_texts()[1][:5], base_texts()[2][:33], base_texts()[0][:1]]
 SAMPLINGS = [
     Sampling(0.0, repetition_penalty=1.5, logit_bias={7: 1.5, 40: -100.0}, top_k=2),
@@ -121,9 +126,12 @@ def test_of_all_that_is_emitted(name: str) -> None:
         assert tuple(event.score for event in events if event.request_id == completion.request_id) == completion.scores
 
 
-def test_at_changing_depths() -> None:
+@pytest.mark.parametrize(("budget", "names"), [(None, (4, 1, 2)), ((2, "all"), (4, "4b2", 1, "2b2", "4b2"))])
+def test_at_changing_shapes(budget: tuple[int | str, ...] | None, names: tuple[int | str, ...]) -> None:
+    """Depths, and budgets of rows, some of which leave nothing out."""
     config = replace(CONFIGS["processed-chain"], algorithm="STANDALONE", steps=4, nodes=5, shallower=(1, 2))
-    for completion, how in zip(run(make_engine(config, shape=Turns(config, 4, 1, 2)), config), SAMPLINGS, strict=True):
+    config = replace(config, budget=budget)
+    for completion, how in zip(run(make_engine(config, shape=Turns(config, *names)), config), SAMPLINGS, strict=True):
         check(completion, how, config)
 
 

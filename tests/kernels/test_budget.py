@@ -158,6 +158,51 @@ def test_launches_read_packed_rows(launcher: Launcher, reader: str, seed: int, s
     check_cluster(launcher, module, stem, cluster, source, given, Scan(splits=splits) if reader != "cut" else Scan())
 
 
+@pytest.mark.parametrize("along", [True, False], ids=["path", "rows"])
+@quicker
+@given(seed=SEEDS, steps=st.integers(1, 6), count=st.integers(0, 4), splits=st.sampled_from([0, 1, 2]))
+def test_scores_of_packed_rows(launcher: Launcher, along: bool, seed: int, steps: int, count: int, splits: int) -> None:
+    """Of any nodes of a path, or of every row, as tokens are drawn from them; a row that no request has is infinite."""
+    source = generator(seed)
+    rows, each, vocab = random_batch(source), integer(source, 1, steps + 1), integer(source, 5, 600)
+    module = small_module(S=steps, A=steps + 1, G=each, V=vocab)
+    b, dtype, batch = TypedBuilder(module), choice(source, FLOATS), module.inputs["req_pool_indices"]
+    path, suffix = ((b.given("path", "i32", "A"),), "_path") if along else ((), "")
+    with b.phase("verify"):
+        share = b.given("lens", "i32"), b.given("starts", "i32")
+        logits = b("budget.logits", b.given("logits", dtype, "G", "V"), *share, names=("mine",))
+        scaled = b("sample.scale", logits, b.given("scales", "f32", "A"), b.given("cuts", "f32", "A"))
+        b.hand_out(b(f"vocab.logprob{suffix}", scaled, batch, b.given("index", "i32", "A"), *path))
+        if count:
+            b.hand_out(*b.many(f"vocab.best{suffix}", scaled, batch, *path, count=count))
+    ((stem, cluster),) = form(module)
+    assert stem == "score" and [op.opcode for op in cluster[:2]] == ["budget.logits", "sample.scale"]
+    lens, starts = random_share(source, rows, steps, each)
+    flat = (torch.randn(each * len(rows), vocab, generator=source) * 4).to(DTYPES[dtype])
+    flat[int(lens.sum()) :] = math.inf
+    shape = len(rows), steps + 1
+    column = torch.randint(0, steps + 1, shape, generator=source) if along else torch.arange(steps + 1).expand(shape)
+    ends = torch.randint(1, steps + 2, rows.shape, generator=source) if along else torch.full(rows.shape, steps + 1)
+    there = (torch.arange(steps + 1) < ends[:, None]) & (rows != 0)[:, None]
+    given = {"req_pool_indices": rows, "lens": lens, "starts": starts}
+    given["logits"] = flat.view(len(rows), each, vocab)
+    given["scales"] = torch.randint(0, 3, shape, generator=source).float()
+    given["cuts"] = torch.randn(shape, generator=source) * 3
+    given["index"] = torch.randint(vocab, shape, generator=source, dtype=torch.int32)
+    given["path"] = torch.where(there, torch.arange(len(rows))[:, None] * (steps + 1) + column, -1).int()
+    made = check_cluster(launcher, module, stem, cluster, source, given, Scan(splits=splits))["logprob"]
+    assert not made[~there].any()
+    for request, place in torch.nonzero(there).tolist():
+        node = int(column[request, place])
+        row = flat[int(starts[request]) + min(node, int(lens[request]) - 1)].float()
+        if scale := given["scales"][request, node]:
+            row = torch.where(row < given["cuts"][request, node], -math.inf, row) * scale
+        want = row.log_softmax(-1)[int(given["index"][request, place])].nan_to_num(
+            -math.inf, neginf=-math.inf
+        )  # all is cut
+        torch.testing.assert_close(made[request, place], want, rtol=1e-5, atol=1e-5)
+
+
 @quicker
 @given(seed=SEEDS, steps=st.integers(1, 6), width=st.integers(1, 700))
 def test_hidden_rows_are_brought_to_their_requests(launcher: Launcher, seed: int, steps: int, width: int) -> None:

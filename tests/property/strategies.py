@@ -175,9 +175,8 @@ def whole_configs(draw: st.DrawFn, algorithms: Sequence[str], topk: int | None =
     able = algorithm in ESTIMATED and topk == 1 < steps and "head" not in draft
     plain = [{"verify": rule} for rule in ("greedy", "target_only", "rejection", "block")]
     if able and verified in plain and draw(st.booleans()):
-        handed = {"hidden_states", "logprobs"} if verified["verify"] == "greedy" else {"hidden_states"}
         verified = verified | {"budget": draw(budgets(steps))}
-        outputs = [name for name in outputs if name in handed]
+        outputs = [name for name in outputs if name in ("hidden_states", "logprobs")]
     return {
         "name": "random",
         "algorithm": algorithm,

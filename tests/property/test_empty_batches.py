@@ -45,7 +45,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 def configuration(algorithm: str, shape: dict[str, Any]) -> LoadedConfig:
     """A small one."""
-    outputs = [] if "budget" in shape else ["accept_index", "logprobs"]
+    outputs = ["logprobs"] if "budget" in shape else ["accept_index", "logprobs"]
     outputs += [] if "step" in shape else ["hidden_states"]
     return load(algorithm, max_requests=6, outputs=outputs, **MODELS.get(algorithm, {}), **shape)
 

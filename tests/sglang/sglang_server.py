@@ -49,7 +49,7 @@ class Variant:
     is the largest of each. So does it between several budgets. `verify` is the key of a program with `samples`, and as
     SGLang is asked to weigh drafts if it can be: on a CPU `block` is asked for as `rejection`, which is the same to all
     but its own draws. `head` is the key of the program's draft, `states` that of its target, and `budget` the program's
-    own; with one it has no log-probabilities. `adaptive` has SGLang change the number of steps, among those of
+    own. `adaptive` has SGLang change the number of steps, among those of
     `ADAPTED`. With `records` it keeps records of a verification's nodes in place of recurrent states. `kept` is which
     of these it keeps for prefixes, where it does not choose.
     """
@@ -131,7 +131,7 @@ class Variant:
         if self.sharded:
             return ("--logits", "sharded", "--outputs", "logprobs", *shapes)
         drawn = ("--verify", self.verify, "--sampling", BUILT)
-        scored = () if self.budget else ("--outputs", "logprobs", "--best-logprobs", "5")
+        scored = "--outputs", "logprobs", "--best-logprobs", "5"
         return (*drawn, *scored, *shapes) if self.samples else shapes
 
     def engine(self, models: Path) -> dict[str, Any]:

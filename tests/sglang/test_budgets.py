@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from sglang_family import all_accounted_for, best_in_16_bits, in_16_bits, in_float32, same_texts
+from sglang_family import all_accounted_for, best_in_16_bits, in_16_bits, in_float32, same_logprobs, same_texts
 from sglang_server import Served, Variant, accept_length
 
 HEAD = Variant(
@@ -43,6 +43,14 @@ programs = pytest.mark.parametrize("variant", PROGRAMS, ids=str)
 def test_texts_are_those_without_speculation(variant: Variant, served: Served, plain: Served) -> None:
     """Of greedy requests, whoever has rows beside them."""
     same_texts(served, plain)
+
+
+@in_float32
+@pytest.mark.parametrize("variant", [program for program in PROGRAMS if program.samples], ids=str)
+def test_log_probabilities_are_those_without_speculation(variant: Variant, served: Served, plain: Served) -> None:
+    """By the program's own steps: it leaves none of these requests to SGLang."""
+    same_logprobs(served, plain)
+    assert "logprobs" not in served.state["specc"]["left"]
 
 
 @in_16_bits

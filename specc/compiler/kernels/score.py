@@ -52,10 +52,12 @@ class PathScores(Family):
         given.append(text.partial("partial_key", "i64", (*shape, count)) if count else "None")
         given += [text.partial(partial, "f32", shape) for partial in ("partial_max", "partial_sum")]
         given.append(text.partial("arrivals", "i32", (shape[0] * shape[1],), zero=True))
-        given += ["b", "tl.program_id(1)", "tl.num_programs(1)", function, operands, *sizes]
+        programs = "tl.program_id(1)", "tl.num_programs(1)"
+        names = [f"program, programs = {', '.join(programs)}"] if vocabulary.packed(text, first, cluster) else []
+        given += ["b", *(("program", "programs") if names else programs), function, operands, *sizes]
         call = f"{text.use('score_row')}({', '.join(given)})"
         text.constants += sizes.items()
-        body = "b = tl.program_id(0)", *text.head, call
+        body = "b = tl.program_id(0)", *names, *text.head, call
         tiles = vocabulary.tiles(text, first)
         return text.spec(self.stem, body, num_warps=16 if count > _MANY else 4, tiles=tiles)
 

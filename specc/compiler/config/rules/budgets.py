@@ -33,10 +33,8 @@ def check_budget(written: Written) -> Findings[None]:
         "trees": bool(trees(written)),
         "draft_sampling: coupled": file.draft_sampling == "coupled",
         "verify_rows: lazy": file.verify_rows == "lazy",
-        "log-probabilities of tokens that are drawn": file.draws and "logprobs" in file.outputs,
         "step: rotated": file.step == "rotated",
         "logits: sharded": file.logits == "sharded",
-        "best_logprobs": file.best_logprobs > 0,
         **{f"the output {name}": name in file.outputs for name in ("accept_index", "routed_experts", "indexer_topk")},
     }
     for what, asked in unable.items():

@@ -105,9 +105,13 @@ def memory(text: Text, reduction: Op, cluster: Cluster, stride: str = "STRIDE") 
             text.head.append(f"{logits} = {text.use('chosen_row')}({given})")
         elif op.opcode == LOGITS:
             where = ", ".join(packed(text, reduction, cluster))
-            given = f"{logits}, b, program, programs, {where}, {rows_of(text.module, reduction)}, {stride}"
+            function, given = "packed_row", f"{where}, {rows_of(text.module, reduction)}, {stride}"
+            if (path := reduction.get("path")) is not None:
+                places = tensor_type(path).sizes(text.module.dims)[1]
+                function, given = "packed_on_path", f"{text.pointer(path, 'path')}, {given}, {places}"
+            given = f"{logits}, b, program, programs, {given}"
             logits = text.fresh("packed_ptr")
-            text.head.append(f"{logits} = {text.use('packed_row')}({given})")
+            text.head.append(f"{logits} = {text.use(function)}({given})")
     return logits
 
 

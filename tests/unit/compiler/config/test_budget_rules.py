@@ -99,10 +99,11 @@ def test_what_is_wrong_with_budgets_of_shapes(find: Find, shapes: list[str], cod
     assert finding.location is not None
 
 
-@pytest.mark.parametrize("verify", ["rejection", "block"])
-def test_drafts_may_be_drawn(load: Load, find: Find, verify: str) -> None:
+@pytest.mark.parametrize("scored", ["", "outputs: [logprobs]\nbest_logprobs: 3\n"], ids=["tokens", "scores"])
+@pytest.mark.parametrize("verify", ["greedy", "target_only", "rejection", "block"])
+def test_tokens_may_be_drawn_and_scored(load: Load, find: Find, verify: str, scored: str) -> None:
     """In an engine of one's own, and in SGLang."""
-    text = budget("2").replace("verify: greedy", f"verify: {verify}")
+    text = budget("2").replace("verify: greedy", f"verify: {verify}") + scored
     assert load(text).config.shape.budget == 2
     assert load(text + "engine: sglang\n").config.shape.budget == 2
     (finding, *_) = find(text + "engine: vllm\n")
@@ -114,7 +115,7 @@ def test_drafts_may_be_drawn(load: Load, find: Find, verify: str) -> None:
     ("key", "what"),
     [
         ("draft_sampling: coupled", "draft_sampling: coupled"),
-        ("outputs: [logprobs]", "log-probabilities of tokens that are drawn"),
+        ("outputs: [accept_index]", "the output accept_index"),
         ("step: rotated", "step: rotated"),
     ],
 )
