@@ -49,9 +49,9 @@ class Variant:
     is the largest of each. So does it between several budgets. `verify` is the key of a program with `samples`, and as
     SGLang is asked to weigh drafts if it can be: on a CPU `block` is asked for as `rejection`, which is the same to all
     but its own draws. `head` is the key of the program's draft, `states` that of its target, and `budget` the program's
-    own. `adaptive` has SGLang change the number of steps, among those of
-    `ADAPTED`. With `records` it keeps records of a verification's nodes in place of recurrent states. `kept` is which
-    of these it keeps for prefixes, where it does not choose.
+    own. `adaptive` has SGLang change the number of steps, among those of `ADAPTED`. With `records` it keeps records of
+    a verification's nodes in place of recurrent states. `kept` is which of these it keeps for prefixes, where it does
+    not choose.
     """
 
     algorithm: str | None = None
