@@ -146,12 +146,12 @@ def test_cuts_of_changed_logits_do_not_spill() -> None:
 
 
 @pytest.mark.parametrize("best", [0, 8, 20])
-@pytest.mark.parametrize("rows", [PROGRAMS["EAGLE-tree-f32-logits"], PROGRAMS["EAGLE-chain-f32-logits"] | BUDGET], ids=["all", "packed"])
-def test_scores_do_not_spill(rows: dict[str, Any], best: int) -> None:
+@pytest.mark.parametrize(("drafted", "more"), [("tree", {}), ("chain", BUDGET)])
+def test_scores_do_not_spill(drafted: str, more: dict[str, int], best: int) -> None:
     """Of what tokens are drawn from, with everything that may come before it; the best tokens take more warps."""
     asked = {"verify": "target_only", "sampling": ["penalties", "logit_bias", "grammar", "top_k", "top_p", "min_p"]}
     asked |= {"outputs": ["logprobs"], "logprobs": "processed", "best_logprobs": best}
-    kernels = kernels_of(load(**rows | asked), "score")
+    kernels = kernels_of(load(**PROGRAMS[f"EAGLE-{drafted}-f32-logits"] | more | asked), "score")
     (source,) = [source for source in kernels if source.name == "score"]
     assert source.num_warps == (16 if best > 16 else 4)
     assert {artifact.spills for artifact in compiled([source], *ARCHS).values()} == {0}
