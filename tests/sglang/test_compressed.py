@@ -144,7 +144,7 @@ class TestCompressed(FamilyTests):
 def test_the_program_ran_the_steps_that_it_serves(family: Family, engine: Variant, engines: Running) -> None:
     state = engines.of(engine).state
     assert state["specc"]["proof"] == "passed"
-    assert state["specc"]["served"] > (100 if family in WHOLE else 10)
+    assert state["specc"]["served"] > (50 if family in WHOLE else 10)  # a busy machine's steps have more requests
     assert state["specc"]["left"].keys() <= (set() if engine.samples else family.left)
     assert state["specc_testing"]["overlap"] == engine.overlap
     assert state["specc_testing"]["pools"] == COMPRESSED.pools["EAGLE"]
