@@ -11,13 +11,15 @@ import os
 import random
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_args, get_type_hints
 from unittest import mock
 
 from typer.testing import CliRunner
 
 from specc.cli import completion, opt
 from specc.cli.main import app
+from specc.compiler.pass_manager.options import Range
+from specc.compiler.pass_manager.pass_base import Pass
 from specc.compiler.passes.pipeline import PASSES
 from specc.engines.vllm.check.command_line import BLOCKS
 
@@ -48,6 +50,12 @@ WORDS = (
 NUMBERS = ("0", "1", "2", "7")
 
 
+def _least(step: type[Pass], name: str) -> tuple[str, ...]:
+    """The smallest number that an option may be, as a word."""
+    hint = get_type_hints(step, include_extras=True)[name.replace("-", "_")]
+    return tuple(str(known.least) for known in get_args(hint)[1:] if isinstance(known, Range))
+
+
 def options(rng: random.Random) -> str:
     """Passes of a build up to one, whose options are said: all of it right, or one of them wrong."""
     step = rng.choice([step for step in PASSES.values() if fields(step)])
@@ -57,7 +65,7 @@ def options(rng: random.Random) -> str:
     if wrong := rng.random() < 0.6:
         name, default = rng.choice([*known.items()])
         more = [f"{name}={rng.choice([*FLAGS, *NUMBERS])}" for _ in range(2)]
-        taken = {str: ("", "f32x"), int: ("1",)}.get(type(default), ())
+        taken = {str: ("", "f32x", "1"), int: ("1", *_least(step, name))}.get(type(default), ())
         other = [f"{name}={word}" for word in WORDS if word not in taken]
         strange = [name, f"{name.replace('-', '_')}_={FLAGS[0]}", "x=1", "=1", "{}"]
         pairs = [pair for pair in pairs if not pair.startswith(f"{name}=")]
