@@ -7,7 +7,9 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 StateKind = Literal["GDN", "KDA", "Mamba-2"]
-Size = Annotated[int, Field(strict=True, ge=1, le=1 << 16)]
+MOST = 1 << 16
+"""The largest size of a state that a program advances."""
+Size = Annotated[int, Field(strict=True, ge=1, le=MOST)]
 
 
 class Block(BaseModel):
@@ -20,8 +22,8 @@ class StateBlock(Block):
     """Sizes of the recurrent state of a request in one layer, on all ranks together. All but dtype are needed."""
 
     kind: StateKind | None = None
-    """What every token does to it: a gated delta rule (GDN), one with a decay for each key channel (KDA), or a
-    selective state space (Mamba-2)."""
+    """The rule by which every token changes it: a gated delta rule (GDN), one with a decay for each key channel (KDA),
+    or a selective state space (Mamba-2)."""
     heads: Size | None = None
     """Matrices."""
     rows: Size | None = None

@@ -140,7 +140,7 @@ class ModelBlock(Block):
     which copies the state that the verification has left of the accepted node. fold: a launch, which advances the state
     by what the verification has left of each accepted node."""
     state: StateBlock | None = None
-    """Of the target: sizes of its state, which fold needs. Default: those of the model."""
+    """The sizes of a target's state, which fold needs. Default: those of the model."""
     num_kv_heads: Annotated[Count, Field(le=4096)] | None = None
     """Key/value heads per layer; 1 for mla."""
     head_dim: Annotated[Count, Field(le=8192)] | None = None

@@ -1,4 +1,4 @@
-"""What the families that commit states of recurrent layers share: ops, programs and arguments."""
+"""Families that commit states of recurrent layers share ops, programs and arguments."""
 
 from __future__ import annotations
 

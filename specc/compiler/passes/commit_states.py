@@ -61,7 +61,7 @@ class CommitStates(Pass):
     groups: Annotated[int, SIZE] = 0
     """Keys of a node, each of equally many matrices."""
     decay: Literal["head", "channel"] = "head"
-    """What has a decay of its own: a matrix, or a key channel of it."""
+    """The owner of a decay: a matrix, or a key channel of it."""
     matrix: Number = "f32"
     """Element type of matrices."""
     channels: Annotated[int, SIZE] = 0

@@ -9,7 +9,7 @@ from torch import Tensor
 from .arena import Arena
 
 Parts = Mapping[str, Sequence[tuple[Tensor, ...]]]
-"""By owner, of each tensor of a recurrent state, what is kept, and behind it what is pending."""
+"""The tensors of recurrent states by owner: of each part what is kept, and behind it what is pending."""
 
 
 class KvRows:

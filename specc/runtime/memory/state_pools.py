@@ -47,7 +47,7 @@ class StatePools(KvRows, ABC):
     @property
     @abstractmethod
     def _wanted(self) -> str:
-        """What the program wants, in words."""
+        """The tensors that the program wants, in words."""
 
     @abstractmethod
     def _counts(self, count: int) -> bool:
@@ -55,14 +55,14 @@ class StatePools(KvRows, ABC):
 
     @abstractmethod
     def _fault(self, number: int, part: Part, first: Part) -> str:
-        """What is wrong with a part, whose tensors are on the device and as many as they should be, or nothing.
+        """Say what is wrong with a part whose tensors are on the device, and of the right number; "" if nothing is.
 
         number: of the part, among those of all layers; first: the part that comes first of all.
         """
 
     @abstractmethod
     def _members(self, number: int) -> tuple[str, ...]:
-        """What the tensors of a part are called."""
+        """The names of a part's tensors."""
 
     @abstractmethod
     def _row(self, number: int, part: Part) -> list[int]:
@@ -107,7 +107,7 @@ class StatePools(KvRows, ABC):
         return tuple(tuple(part) for part in parts)
 
     def _plain_fault(self, number: int, part: Part) -> str:
-        """What is wrong with a part whatever it is of, or nothing."""
+        """Say what is wrong with any kind of part; "" if nothing is."""
         members = self._members(number)
         if not isinstance(part, tuple | list) or len(part) != len(members):
             return f"is not {len(members)} tensors: {', '.join(members)}"
@@ -119,7 +119,7 @@ class StatePools(KvRows, ABC):
         return ""
 
     def _room_fault(self, pending: Tensor) -> str:
-        """What is wrong with the first two axes of what is pending, or nothing."""
+        """Say what is wrong with the first two axes of what is pending; "" if nothing is."""
         room = [self._plan.buckets[-1], self._pool.nodes]
         if pending.shape[0] < room[0] or pending.shape[1] < room[1]:
             return f"has room for {list(pending.shape[:2])} requests and nodes, the program has {room}"
@@ -127,7 +127,7 @@ class StatePools(KvRows, ABC):
 
 
 def rows_fault(kept: Tensor, first: Tensor) -> str:
-    """What is wrong with the rows of what is kept, or nothing."""
+    """Say what is wrong with the rows of what is kept; "" if nothing is."""
     if len(kept) != len(first):
         return f"has {len(kept)} state rows, the first one {len(first)}"
     if not kept[0].is_contiguous() or (len(kept) > 1 and kept.stride(0) < kept[0].numel()):

@@ -10,14 +10,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from specc.compiler.config.block import MOST
 from specc.compiler.config.models.attributes import Fact, attribute, block_of, value_of
 from specc.compiler.ir.types import DTYPES, NAMES
 
 GDN, KDA, MAMBA2 = "GDN", "KDA", "Mamba-2"
 """Kinds whose sizes are known: a gated delta rule, one with a gate for each channel, and a selective state space."""
 _KIND, _SIZES = "state_kind", ("state_heads", "state_rows", "state_columns", "state_groups", "conv_kernel")
-_MOST = 1 << 16
-"""What no size of a state that is advanced is above."""
 _DTYPE = ("mamba_ssm_dtype", "mamba_ssm_cache_dtype")
 
 
@@ -91,8 +90,8 @@ class RecurrentState:
         for count, what in ((self.heads, "matrices"), (self.groups, "heads of keys")):
             if count % ranks:
                 yield f"{count} {what} cannot be shared out over {ranks} ranks"
-        if max(self.heads, self.rows, self.columns, self.groups, self.kernel) > _MOST:
-            yield f"a state has a size above {_MOST}"
+        if max(self.heads, self.rows, self.columns, self.groups, self.kernel) > MOST:
+            yield f"a state has a size above {MOST}"
         if self.kernel < 2:
             yield f"a convolution of {self.kernel} tap keeps no inputs"
         if self.matrices not in ("float32", "bfloat16", "float16"):

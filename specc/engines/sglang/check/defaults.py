@@ -95,7 +95,7 @@ class DraftShape(NamedTuple):
 
 
 WRITTEN = "written"
-"""What SGLang's answers say of a shape that has to be written."""
+"""The word in SGLang's answers for a shape that has to be written."""
 
 
 def shape(algorithm: str, architecture: str) -> DraftShape | None:

@@ -25,11 +25,9 @@ from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.semantics.state_forms import advanced, shifted
 
 Record = tuple[Tensor, Tensor, Tensor]
-"""Of a node of each request a decay f32[b, H] or f32[b, H, K], a key [b, G, K] and an update f32[b, H, V]."""
+"""A decay f32[b, H] or f32[b, H, K], a key [b, G, K] and an update f32[b, H, V], of a node of each request."""
 Noted = tuple[Tensor, Record]
 """The state that a function was given, and what it has added to it."""
-
-
 _INSTEAD = "build the program with `state_form: select`, which copies any state"
 
 
@@ -88,7 +86,7 @@ RULES = {
     "recurrent_kimi_delta_attention": Rule(_delta, keys_first=True),
     "mamba2_selective_state_update": Rule(_selective, keys_first=False),
 }
-"""By the name of the function."""
+"""The rules by the names of their functions."""
 
 
 def rule_of(model: PreTrainedModel) -> tuple[str, Rule]:
@@ -184,7 +182,7 @@ class RecordedStates(StatePool):
                 record[row, node] = values.to(record.dtype)
 
     def _followed(self, part: StatePart, state: Tensor, path: Sequence[Tensor]) -> Tensor:
-        """What the nodes i64[b] of a path make of a state, one after the other; -1 is none."""
+        """Return the state behind the nodes i64[b] of a path, one after the other; -1 is none."""
         row = torch.arange(len(state), device=state.device)
         step = shifted if part.kind == CONV else advanced
         for node in path:
