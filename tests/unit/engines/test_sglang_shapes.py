@@ -349,15 +349,19 @@ def test_lengths_are_simulated_by_shape(serve: Serve, monkeypatch: pytest.Monkey
 
 
 def test_a_tree_that_is_less_deep_accepts_all_of_a_path(serve: Serve) -> None:
-    """0 has the children 1 and 2, and 2 has 3: a length of 4 is cut to 3."""
+    """0 has the children 1 and 2, and 2 has 3: a length of 4 is cut to 3. Token 100 is drafted, so 101 ends a path."""
     started(serve, plans_of(CHAINS))
-    simulated = object.__new__(adapter("server.simulate").Simulated)
-    simulated._depths = torch.arange(5)
     sees = torch.eye(4, dtype=torch.bool)
     sees[1:, 0] = sees[3, 2] = True
-    for length, path in ((1, [0, 0, 0, 0]), (2, [0, 1, 1, 1]), (3, [0, 2, 3, 3]), (4, [0, 2, 3, 3])):
-        columns = simulated._path(torch.tensor([length - 1]), torch.tensor([[0, 1, 1, 2]]), sees[None])
-        assert columns.tolist() == [path]
+    for length, said in ((1, {0: 101}), (2, {0: 100, 1: 101}), (3, {0: 7, 2: 9, 3: 101}), (4, {0: 7, 2: 9, 3: 101})):
+        logits = torch.zeros(4, 128)
+        launch = adapter("server.simulate").say_path[(1,)]
+        tree = torch.tensor([0, 1, 1, 2]), sees
+        launch(
+            logits, torch.tensor([5, 100, 7, 9]), None, None, *tree, torch.tensor([length]), torch.tensor([3]), 4, 128,
+            128, STEPS=1, BLOCK=4,
+        )  # fmt: skip
+        assert dict(logits.nonzero().tolist()) == said
 
 
 def test_lengths_that_cannot_be(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

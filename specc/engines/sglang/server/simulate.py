@@ -12,6 +12,8 @@ from math import inf, nan
 from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from ..._plugin import ServerError
@@ -24,9 +26,9 @@ from ..parts.parts import Parts
 if TYPE_CHECKING:
     from specc.runtime.entry.callbacks import TargetCall, TargetRowsCall
 
-TOKEN = 100
+TOKEN = tl.constexpr(100)
 """What the target says after the accepted path, as in SGLang, or where that is drafted a token behind it."""
-HIGHEST = 1e30
+HIGHEST = tl.constexpr(1e30)
 LENGTHS = "SPECC_SIMULATE_ACC_LENS"
 """The environment variable of the lengths of single shapes, `3:2.2,5x4x8:2.8`; others have SGLang's one."""
 _spec_utils, _sample_length = seam.found(seam.SIMULATED)
@@ -65,13 +67,60 @@ def simulating() -> bool:
     return seam.there(seam.SIMULATED) and _spec_utils.SIMULATE_ACC_LEN > 0
 
 
+@triton.jit
+def say_path(
+    logits_ptr: tl.tensor,
+    tokens_ptr: tl.tensor,
+    starts_ptr: tl.tensor,
+    lens_ptr: tl.tensor,
+    depth_ptr: tl.tensor,
+    sees_ptr: tl.tensor,
+    length_ptr: tl.tensor,
+    turn_ptr: tl.tensor,
+    nodes: tl.tensor,
+    row_stride: tl.tensor,
+    columns: tl.tensor,
+    STEPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Have the target say a path and a token that nobody drafted, as many in all as `length` i64[STEPS] has this turn.
+
+    A request has `nodes` rows of tokens i64[R] and logits [R, columns], or with `lens` i32[b] so many from `starts` on.
+    They are a chain, or with `sees` bool[b, nodes, nodes], which are its ancestors and itself, a tree of `depth`
+    i64[b, nodes]. The path ends in the first node of the wanted depth, or in the first of the deepest where none is so
+    deep. Tokens that are looked up may be `TOKEN`, so the one behind it is the next that no node drafts.
+    """
+    b, node = tl.program_id(0), tl.arange(0, BLOCK)
+    start, count = b * nodes, nodes
+    if lens_ptr is not None:
+        start, count = tl.load(starts_ptr + b), tl.load(lens_ptr + b)
+    there = node < count
+    token = tl.load(tokens_ptr + start + node, mask=there, other=-1)
+    depth = node.to(tl.int64)
+    if sees_ptr is not None:
+        depth = tl.load(depth_ptr + start + node, mask=there, other=BLOCK)
+    last = tl.load(length_ptr + tl.load(turn_ptr) % STEPS) - 1
+    deepest = tl.max(tl.where(there & (depth <= last), depth, 0), 0)
+    leaf = tl.min(tl.where(there & (depth == deepest), node, BLOCK), 0)
+    path = there & (depth <= deepest)
+    if sees_ptr is not None:
+        path = path & (tl.load(sees_ptr + (start + leaf) * nodes + node, mask=there, other=0) != 0)
+    follows = path[None, :] & (depth[None, :] == depth[:, None] + 1)
+    follower = tl.sum(tl.where(follows, token[None, :], 0), 1)
+    drafted = (token[None, :] == node[:, None] + TOKEN) & (node[None, :] > 0)
+    undrafted = tl.min(tl.where(tl.max(drafted.to(tl.int32), 1) == 0, node, BLOCK), 0) + TOKEN
+    said = tl.where(node == leaf, undrafted, follower)
+    row = (start + node).to(tl.int64)
+    tl.store(logits_ptr + row * row_stride + said, HIGHEST, mask=path & (said >= 0) & (said < columns))
+
+
 class Simulated(Forwards):
     """Forwards whose target accepts as much as SGLang would simulate, the same for all requests of a step."""
 
     def __init__(self, worker: Any, attention: Attention, parts: Parts, shape: Any) -> None:
         """As `Forwards`. ServerError where `SPECC_SIMULATE_ACC_LENS` cannot be read."""
         super().__init__(worker, attention, parts, shape)
-        most = shape.num_steps + 1
+        self._most = most = shape.num_steps + 1
         random.seed(0)
         how = _spec_utils.SIMULATE_ACC_LEN, _spec_utils.SIMULATE_ACC_METHOD
         mean = accepted_by_shape().get(str(shape))
@@ -79,63 +128,37 @@ class Simulated(Forwards):
         device = worker.req_to_token_pool.req_to_token.device
         self._accepted = torch.tensor(drawn, dtype=torch.int64, device=device)
         self._turn = torch.zeros(1, dtype=torch.int64, device=device)
-        self._depths = torch.arange(most + 1, device=device)
-        self._highest = torch.tensor(HIGHEST, device=device)  # a number of the host's could not be captured
 
     def target(self, **call: Unpack[TargetCall]) -> ForwardOutputs:
         """See `Forwards`."""
-        tokens, seq_lens = call["tokens"], call["seq_lens"]
-        depth = call["positions"] - seq_lens[:, None]  # before models that add 1 to positions in place (Gemma)
+        mask, seq_lens, tree = call.get("mask"), call["seq_lens"], {}
+        if mask is not None:  # depths before the forward: some models add 1 to positions in place (Gemma)
+            sees = seen(call["slots"], seq_lens, mask, call.get("counts"))
+            tree = {"depth": call["positions"] - seq_lens[:, None], "sees": sees.contiguous()}
         output = super().target(**call)
-        length = self._accepted[self._turn % STEPS]
-        self._turn += 1
-        sees = seen(call["slots"], seq_lens, call.get("mask"), call.get("counts"))
-        cols = self._path(length - 1, depth, sees)
-        follows = self._depths[:-2] < length - 1
-        ends = _undrafted(tokens)
-        wanted = torch.where(follows, tokens.gather(1, cols[:, 1:]), ends)
-        wanted = torch.cat((wanted, ends), dim=1)
-        rows = torch.arange(len(tokens), device=tokens.device)[:, None]
-        assert output.logits is not None  # of the target
-        output.logits.index_put_((rows, cols, wanted), self._highest)
-        return output
+        return self._say(output, call["tokens"], call["tokens"].shape[1], **tree)
 
     def target_rows(self, **call: Unpack[TargetRowsCall]) -> ForwardOutputs:
         """See `Forwards`: of a path as much is accepted as has rows."""
-        tokens, lens, starts = call["tokens"].flatten(), call["lens"][:, None], call["starts"][:, None]
         output = super().target_rows(**call)
-        length = self._accepted[self._turn % STEPS]
-        self._turn += 1
-        cols = self._depths[:-1]
-        there = cols < lens
-        place = torch.where(there, starts + cols, 0)
-        drafted = torch.where(there, tokens[place], -1)
-        ends = _undrafted(drafted)
-        follows = (cols[:-1] < length - 1) & there[:, 1:]
-        wanted = torch.cat((torch.where(follows, drafted[:, 1:], ends), ends), dim=1)
+        return self._say(output, call["tokens"], self._most, call["starts"], call["lens"])
+
+    def _say(
+        self,
+        output: ForwardOutputs,
+        tokens: Tensor,
+        nodes: int,
+        starts: Tensor | None = None,
+        lens: Tensor | None = None,
+        depth: Tensor | None = None,
+        sees: Tensor | None = None,
+    ) -> ForwardOutputs:
+        """The output, in which one launch has changed the scores. See `say_path`."""
         assert output.logits is not None  # of the target
-        chosen = output.logits.flatten(0, 1)  # rows that are nobody's are left as they are
-        chosen.index_put_((place, wanted), torch.where(there, self._highest, 0.0), accumulate=True)
+        logits, requests = output.logits.flatten(0, 1), len(tokens) if lens is None else len(lens)
+        launch: Any = say_path[(requests,)]
+        by_row = tokens.contiguous(), starts, lens, depth, sees
+        sizes = nodes, logits.stride(0), logits.shape[1], STEPS, triton.next_power_of_2(nodes)
+        launch(logits, *by_row, self._accepted, self._turn, *sizes)
+        self._turn += 1
         return output
-
-    def _path(self, last: Tensor, depth: Tensor, sees: Tensor) -> Tensor:
-        """Columns i64[b, A] of a path to the first node of depth `last` i64[1], that node again and again behind it.
-
-        In a tree that is less deep, which drafts make that say everything is as likely, to the first of the deepest.
-        depth i64[b, N]; sees bool[b, N, N], row node, column itself and its ancestors.
-        """
-        nodes = depth.shape[1]
-        columns = torch.arange(nodes, device=depth.device).expand_as(depth)
-        deepest = torch.where(depth <= last, depth, 0).amax(1, keepdim=True)
-        leaf = torch.where(depth == deepest, columns, nodes).amin(1, keepdim=True)
-        on_path = sees.gather(1, leaf[:, :, None].expand(-1, 1, sees.shape[2]))[:, 0]
-        most = len(self._depths) - 1
-        path = leaf.repeat(1, most + 1)
-        return path.scatter(1, torch.where(on_path, depth, most), columns)[:, :most]
-
-
-def _undrafted(tokens: Tensor) -> Tensor:
-    """The first token i64[b, 1] from `TOKEN` on that no node i64[b, N] drafts. Look-ups find `TOKEN` in texts."""
-    others = TOKEN + torch.arange(tokens.shape[1], device=tokens.device)
-    drafted = (tokens[:, 1:, None] == others).any(1)
-    return TOKEN + drafted.int().argmin(1, keepdim=True)
