@@ -22,6 +22,7 @@ tree=$work/tree packs=$work/packs; mkdir -p "$tree" "$packs" "$work/whl" "$out"
 . "$here/../wheels.sh"
 finish() { # scripts, what they read, and programs
   cp "$here"/*.py "$here/../texts.py" "$here"/*.sh "$here"/*.json "$out"
+  cp -r "$here/plugins" "$out"
   rm "$out"/{bundle.sh,fa3.py}
   pack_programs "$out" "$@"
   for file in "$out"/part.* "$out/programs.tar.xz"; do du -m "$file"; done

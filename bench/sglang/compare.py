@@ -186,7 +186,8 @@ def make_job(session: Session, variant: Variant, sides: Iterable[str], program: 
 
 def environment(session: Session, variant: Variant, program: Path | None, gpu: str) -> dict[str, str]:
     """The environment of a process: a program is found on the path, and named so that nothing else can run."""
-    path = [os.environ.get("PYTHONPATH", ""), str(program or "")]
+    plugins = str(Path(__file__).parent / variant.plugins) if variant.plugins else ""
+    path = [os.environ.get("PYTHONPATH", ""), str(program or ""), plugins]
     settings = os.environ | {"PYTHONPATH": ":".join(filter(None, path))} | variant.environment(session.models)
     settings |= {"CUDA_VISIBLE_DEVICES": gpu} if gpu and variant.ranks == 1 else {}
     settings |= {"SGLANG_USE_CPU_ENGINE": "1"} if session.device == "cpu" else {}

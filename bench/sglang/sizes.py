@@ -113,6 +113,8 @@ BLOCKS_14B = BLOCKS | {
     "num_target_layers": 40,
     "dflash_config": {"mask_token_id": 151669, "target_layer_ids": [1, 10, 19, 28, 37]},
 }
+BLOCKS_32 = BLOCKS | {"block_size": 32}
+"""The same layers with blocks that have room for trees of 32 nodes."""
 MARKOV = BLOCKS | {
     "architectures": ["Qwen3DSparkModel"],
     "block_size": 7,
@@ -353,7 +355,7 @@ ASSISTANT = _TIED | {
     },
 }
 DRAFTED: dict[str, dict[str, Config]] = {
-    "qwen3": {"target": QWEN3, "blocks": BLOCKS, "markov": MARKOV, "lattice": LATTICE},
+    "qwen3": {"target": QWEN3, "blocks": BLOCKS, "blocks32": BLOCKS_32, "markov": MARKOV, "lattice": LATTICE},
     "q14": {"target": QWEN3_14B, "blocks": BLOCKS_14B},
     "moe": {"target": MOE, "eagle3": eagle3(MOE, inner=12288, heads=32)},
     "oss": {"target": OSS, "eagle3": eagle3(OSS, inner=17280, heads=64)},

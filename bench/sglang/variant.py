@@ -78,6 +78,7 @@ class Variant:
         token_map: file of the tokens that an EAGLE head scores; "" for all of them.
         program_map: file of those that the head of its program scores, and SGLang's own step does not read.
         arguments: what else the server is told.
+        plugins: a folder beside this file of plugins that SGLang loads besides the program.
 
     """
 
@@ -95,6 +96,7 @@ class Variant:
     program_map: str = ""
     ranks: int = 1
     arguments: Arguments = ()
+    plugins: str = ""
 
     @property
     def models(self) -> Models:

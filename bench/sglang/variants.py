@@ -116,10 +116,12 @@ def drafted_variants() -> list[Variant]:
             Variant(f"qwen3_{name}", "DFLASH", "qwen3_blocks", (15, 1, 16), False, config=f"qwen3_{name}")
             for name in ("blocks", "budget4", "budget8", "products")
         ),
+        Variant("qwen3_products32", "DFLASH", "qwen3_blocks32", (31, 1, 32), False, config="qwen3_products32"),
         chosen("lattice"),
         chosen("lattice_drawn", sampling=DRAWN),
         corrected("markov"),
-        corrected("markov_drawn", sampling=DRAWN),
+        corrected("markov_drawn", sampling=DRAWN, plugins="plugins"),
+        corrected("markov_map_drawn", sampling=DRAWN, plugins="plugins", program_map="tokens.json"),
         corrected("markov_fp8"),
         corrected("markov_map", program_map="tokens.json"),
         Variant("moe_nospec"),

@@ -11,6 +11,7 @@ import triton.language as tl
 from .best import order_value
 from .shards import best_of_parts, join_parts
 from .topk import exp_below
+from .translate import vocab_translate
 
 MOST_RANKS = tl.constexpr(16)
 """The most ranks of a program; more records are those of parts of one rank's vocabulary, added in any order."""
@@ -48,17 +49,57 @@ def vocab_argmax_merge(
     """Index and bad of the largest logit of every row: see the op."""
     live = rows != 0
     words = _words(records_ptr, b, live, 0, RANKS, ROWS, SIZE_RECORDS)
-    best = tl.max(words >> 1, axis=1)
-    real = live & (tl.arange(0, triton.next_power_of_2(ROWS)) < ROWS)
-    top = order_value((best >> 31).to(tl.int32))
-    bad = real & ((tl.abs(top) == float("inf")) | (tl.max(words & 1, axis=1) != 0))
-    index = tl.where(real, 0x7FFFFFFF - (best & 0x7FFFFFFF), 0)
+    index, bad = _best_of_words(words, live & (tl.arange(0, triton.next_power_of_2(ROWS)) < ROWS))
     if DTYPE == "i32":
         index = index.to(tl.int32)
     index = _block(index, SIZE_INDEX)
     if KEEP != "" and SIZE_BAD > 0:
         index = index[:, None]
     return index, _block(bad.to(tl.int32), SIZE_BAD) != 0
+
+
+@triton.jit
+def _best_of_words(words, real):
+    # Index i64[R] and bad i1[R] of the largest logit that words i64[R, RANKS] tell of; 0 and not bad where not real.
+    best = tl.max(words >> 1, axis=1)
+    top = order_value((best >> 31).to(tl.int32))
+    bad = real & ((tl.abs(top) == float("inf")) | (tl.max(words & 1, axis=1) != 0))
+    return tl.where(real, 0x7FFFFFFF - (best & 0x7FFFFFFF), 0), bad
+
+
+@triton.jit
+def merge_parts(
+    records_ptr,
+    rows_ptr,
+    index_ptr,
+    bad_ptr,
+    map_ptr,
+    token_ptr,
+    requests,
+    ROWS: tl.constexpr,
+    PARTS: tl.constexpr,
+    SIZE_MAP: tl.constexpr,
+    BM: tl.constexpr,
+):
+    """What `vocab.argmax_merge`, and `vocab.translate` behind it, give for the records i64[PARTS, requests * ROWS].
+
+    One program has all rows, BM at a time. It has seen the others arrive, which have stored the records. Pointers are
+    None for what is not stored.
+    """
+    part = tl.arange(0, PARTS)[None, :]
+    for first in range(0, requests * ROWS, BM):
+        row = first + tl.arange(0, BM)
+        given = row < requests * ROWS
+        live = given & (tl.load(rows_ptr + row // ROWS, mask=given, other=0) != 0)
+        place = part * (requests * ROWS) + row[:, None]
+        words = tl.load(records_ptr + place, mask=live[:, None], other=0, cache_modifier=".cg")
+        index, bad = _best_of_words(words, live)
+        if index_ptr is not None:
+            tl.store(index_ptr + row, index, mask=given)
+        if bad_ptr is not None:
+            tl.store(bad_ptr + row, bad, mask=given)
+        if token_ptr is not None:
+            tl.store(token_ptr + row, vocab_translate(index, live.to(tl.int32), map_ptr, SIZE_MAP), mask=given)
 
 
 @triton.jit

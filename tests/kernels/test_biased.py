@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
@@ -16,8 +17,9 @@ from test_head import NAMES, POOL, require_product
 from torch import Tensor
 
 from specc.compiler.ir.core import Module
-from specc.compiler.ir.types import Dim, TensorType
+from specc.compiler.ir.types import REDUCED, Dim, TensorType
 from specc.runtime.plan.draft_head import PART_AXIS
+from specc.runtime.plan.plan import TOKEN_MAP
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.semantics.reference import OPS
 
@@ -79,11 +81,14 @@ def random_biased(
     return Biased(block.to(DTYPES[kind]), token, first.to(DTYPES[kind]), second.to(DTYPES[kept or kind]), scale)
 
 
-def module_of(opcode: str, case: Biased, row: int, parts: int) -> Module:
-    """A module that computes one row of a block with its bias, or the argmax of it, and hands that out."""
+def module_of(opcode: str, case: Biased, row: int, parts: int, reader: str = "merge") -> Module:
+    """A module that computes one row of a block with its bias, or the argmax of it, and hands that out.
+
+    `reader` of the records: "merge" in the same launch, "translate" with tokens that a map has, or "engine" besides.
+    """
     entries, rank = case.second.shape
     module = small_module(K=1, S=case.block.shape[1], V=TOKENS, Vd=entries)
-    module.dims[PART_AXIS] = Dim(PART_AXIS, "part", parts)
+    module.dims |= {"Vd": Dim("Vd", REDUCED, entries), PART_AXIS: Dim(PART_AXIS, "part", parts)}
     b, rows = TypedBuilder(module), module.inputs["req_pool_indices"]
     row_dtype, dtype = NAMES[case.first.dtype], NAMES[case.second.dtype]
     operands = [b.given("block", row_dtype, "S", "Vd"), b.given("token", "i64", "K")]
@@ -95,26 +100,26 @@ def module_of(opcode: str, case: Biased, row: int, parts: int) -> Module:
             b.hand_out(b(opcode, *operands, dtype=dtype, row=row))
         else:
             records = b(opcode, *operands, dtype=dtype, row=row, words=1)
-            b.hand_out(*b.many("vocab.argmax_merge", records, rows, of="", dtype="i64", keep="K"))
+            index, bad = b.many("vocab.argmax_merge", records, rows, of="Vd", dtype="i64", keep="K")
+            b.hand_out(bad, *[records] * (reader == "engine"))
+            if reader == "translate":
+                table = module.add_input(TOKEN_MAP, TensorType("i64", ("Vd",)))
+                index = b("vocab.translate", index, table, rows)
+            b.hand_out(index)
     return module
 
 
-def run(launcher: Launcher, module: Module, case: Biased, rows: Tensor) -> dict[str, Tensor]:
-    """What a module hands out, whose first launch writes what the batch has alone."""
-    count, (stem, cluster), *merge = len(rows), *form(module)
-    assert stem == "head"
-    given = {"req_pool_indices": rows, **case.operands}
-    made = launched(launcher, module, stem, cluster, given)[cluster[0].result.name]
-    whole = count * module.size(PART_AXIS) if merge else made[:count].numel()
-    assert (made.reshape(-1)[whole:] == POISON).all()
-    if not merge:
-        return {"biased": made[:count]}
-    ((stem, cluster),) = merge
-    held = {cluster[0]["records"].name: made}
-    after = launched(launcher, module, stem, cluster, {"req_pool_indices": rows}, held)
-    records = made.reshape(-1)[:whole].view(module.size(PART_AXIS), count, 1)
-    handed = {name: after[value.name][:count] for name, value in module.outputs.items()}
-    return {**handed, "records": records}
+def run(launcher: Launcher, module: Module, case: Biased, rows: Tensor, table: Tensor | None = None) -> list[Tensor]:
+    """What a module hands out, flat, whose launches write what the batch has alone."""
+    given = {"req_pool_indices": rows, **case.operands, **({} if table is None else {TOKEN_MAP: table})}
+    held = dict[str, Tensor]()
+    for stem, cluster in form(module):
+        held |= launched(launcher, module, stem, cluster, given, held)
+    handed = [held[name].flatten() for name in module.outputs]
+    wholes = [len(made) // module.size("B") * len(rows) for made in handed]
+    for made, whole in zip(handed, wholes, strict=True):
+        assert made.dtype == torch.bool or (made[whole:] == POISON).all()
+    return [made[:whole] for made, whole in zip(handed, wholes, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -133,26 +138,43 @@ def test_one_row_of_a_block_and_its_bias(
     row = int(torch.randint(0, steps, (), generator=source))
     wanted = case.logits(row)
 
-    stored = run(launcher, module_of("head.biased", case, row, parts), case, rows)["biased"]
-    assert_same(stored, torch.tensor(wanted), "logits")
+    (stored,) = run(launcher, module_of("head.biased", case, row, parts), case, rows)
+    assert_same(stored.view(batch, entries), torch.tensor(wanted), "logits")
 
-    results = run(launcher, module_of("head.biased_part", case, row, parts), case, rows)
-    for each, of in enumerate(wanted):
-        found = int(results["index"][each]), bool(results["bad"][each])
-        assert found == ((0, False) if rows[each] == 0 else argmax(torch.tensor(of)))
+    table = torch.randperm(2 * entries, generator=source)[:entries].sort().values
+    best = [
+        (0, False) if pool_row == 0 else argmax(torch.tensor(of)) for pool_row, of in zip(rows, wanted, strict=True)
+    ]
     records = OPS["head.biased_part"](tuple(case.operands.values()), {"row": row, "words": 1}, {PART_AXIS: parts})
-    assert_same(results["records"], records[0], "records")
+    for reader in ("merge", "translate", "engine"):
+        module = module_of("head.biased_part", case, row, parts, reader)
+        bad, *left, index = run(launcher, module, case, rows, table if reader == "translate" else None)
+        assert len(form(module_of("head.biased_part", case, row, parts, reader))) == 1 + (reader == "engine")
+        assert bad.tolist() == [is_bad for _, is_bad in best]
+        tokens = [int(table[entry]) * bool(pool_row) for (entry, _), pool_row in zip(best, rows, strict=True)]
+        assert index.tolist() == (tokens if reader == "translate" else [entry for entry, _ in best])
+        for made in left:
+            assert_same(made, records[0].flatten(), "records")
+
+
+def test_many_rows_are_merged_by_a_launch_of_their_own() -> None:
+    """One program would read the records of all of them."""
+    case = random_biased(generator(3), 4, 2, 64, 16, "f32")
+    for most, launches in ((128, ["head"]), (129, ["head", "rows"])):
+        module = module_of("head.biased_part", case, 0, 2)
+        module.dims["B"] = replace(module.dims["B"], size=most)
+        assert [stem for stem, _ in form(module)] == launches
 
 
 def test_tokens_of_no_row_read_the_nearest(launcher: Launcher) -> None:
     """Whatever stands there, no other memory is read; the reference says the same."""
     case = random_biased(generator(3), 4, 2, 64, 16, "f32")
     token = torch.tensor([[-1], [TOKENS], [-(2**40)], [2**40]])
-    stored = run(launcher, module_of("head.biased", case, 1, 2), case._replace(token=token), torch.arange(1, 5))
+    (stored,) = run(launcher, module_of("head.biased", case, 1, 2), case._replace(token=token), torch.arange(1, 5))
     nearest = case._replace(token=torch.tensor([0, TOKENS - 1, 0, TOKENS - 1]))
-    assert_same(stored["biased"], torch.tensor(nearest.logits(1)), "logits")
+    assert_same(stored.view(4, 64), torch.tensor(nearest.logits(1)), "logits")
     (same,) = OPS["head.biased"](tuple(case._replace(token=token).operands.values()), {"row": 1}, {})
-    assert_same(same, stored["biased"], "reference")
+    assert_same(same, stored.view(4, 64), "reference")
 
 
 @pytest.mark.parametrize("batch", [1, 2, 6])
@@ -164,10 +186,10 @@ def test_rows_do_not_depend_on_others(launcher: Launcher, batch: int) -> None:
     )
     case = Biased(block, torch.randint(0, TOKENS, (6, 1), generator=source), first, second)
     rows = torch.arange(1, 7)
-    of_all = run(launcher, module_of("head.biased", case, 1, 4), case, rows)["biased"]
+    of_all = run(launcher, module_of("head.biased", case, 1, 4), case, rows)[0].view(6, 260)
     few = case._replace(block=block[:batch], token=case.token[:batch])
-    of_few = run(launcher, module_of("head.biased", few, 1, 4), few, rows[:batch])["biased"]
-    assert_same(of_few, of_all[:batch], "logits")
+    of_few = run(launcher, module_of("head.biased", few, 1, 4), few, rows[:batch])[0]
+    assert_same(of_few.view(batch, 260), of_all[:batch], "logits")
     bias = first[case.token.view(-1)].double() @ second.double().T
     bound = 2.0**-23 * 102 * (first[case.token.view(-1)].double().abs() @ second.double().abs().T + block[:, 1].abs())
     assert ((of_all - (block[:, 1].double() + bias)).abs() <= bound).all()

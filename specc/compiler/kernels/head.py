@@ -1,7 +1,9 @@
 """head: products of hidden rows with the weights of a head, and what is asked of them, a part of the vocabulary each.
 
 The programs of a launch share the vocabulary, and each computes all rows with its part of it: the weights are read
-once, whatever the batch, up to as many rows as a tile has.
+once, whatever the batch, up to as many rows as a tile has. Of biased logits the last program to end merges what the
+parts know of their argmax, and translates it, so that the next position of a block waits for one launch, not for two.
+Behind other logits comes a forward, before which a launch has other things to do as well.
 """
 
 from __future__ import annotations
@@ -12,7 +14,15 @@ from math import prod
 from specc.compiler.ir.core import Module, Op, Value, tensor_type
 from specc.compiler.ir.ops.head import BIASED, BIASED_PARTS, LOGITS, PARTS
 from specc.compiler.ir.types import DTYPES
-from specc.compiler.kernels.writing.family import Cluster, Family, KernelArguments, Spec, power_of_two
+from specc.compiler.kernels.writing.family import (
+    Cluster,
+    Family,
+    KernelArguments,
+    Scratch,
+    Spec,
+    leaves,
+    power_of_two,
+)
 from specc.compiler.kernels.writing.knobs import Knobs, tuned, tuned_split
 from specc.runtime.plan.draft_head.part_size import LEAST_PART, part_size
 
@@ -29,6 +39,9 @@ _MOST_PART_BYTES = 512
 of 16 bits as fast as it can, and four those of 8 bits, whose tiles have half the bytes."""
 _FOUR_PROGRAMS = 32
 """Rows of the largest tile beside which four programs have registers on a multiprocessor; beside larger ones two."""
+_MERGED_ROWS, _MERGED_WORDS = 128, 2048
+"""Most rows whose records one program merges, and how many words it reads at a time: 16 to a thread. One program reads
+so many rows' records in some 5 microseconds; a launch of its own would take as long."""
 _STAGES, _MORE_STAGES = 3, 4
 """Tiles on their way, of at most 32 KiB each: these decide how fast weights are read. More are where few programs have
 registers on a multiprocessor and tiles have 8 bits."""
@@ -44,16 +57,16 @@ class DraftHead(Family):
     spills = 1024  # on sm_100, where a thread has all rows of an entry; elsewhere 72, and 272 by Triton 3.9
 
     def candidates(self, module: Module) -> Iterable[Cluster]:
-        """Every op that multiplies by a head, or by a bias of one token."""
+        """Every op that multiplies by a head, or by a bias of one token, and with it what becomes of an argmax."""
         for op in module.find(LOGITS, *PARTS.values()):
             yield (op,)
         for op in module.find(BIASED, *BIASED_PARTS.values()):
             if prod(tensor_type(op["token"]).sizes(module.dims)[1:]) == 1:
-                yield (op,)
+                yield from _with_merge(module, op)
 
     def spec(self, module: Module, name: str, cluster: Cluster) -> Spec:
         """See `Family.spec`."""
-        (op,) = cluster
+        op, scratch = cluster[0], list[Scratch]()
         weight, scale, token = _weight(op), op.get("scale"), op.get("token")
         arguments = KernelArguments()
         if token is None:
@@ -68,7 +81,6 @@ class DraftHead(Family):
         arguments.input("weight_ptr", weight)
         if scale is not None:
             arguments.input("scale_ptr", scale)
-        arguments.value("result_ptr", op.result)
         entries, width = tensor_type(weight).sizes(module.dims)
         parts, most, tile = _parts(module, op), _most_rows(module, op), _tile(module, op)
         of_row, of_weight = (DTYPES[tensor_type(value).dtype].bytes for value in (_states(op), weight))
@@ -79,12 +91,23 @@ class DraftHead(Family):
         if token is not None:
             (table, _), (_, rows, _) = (tensor_type(op[name]).sizes(module.dims) for name in ("first", "block"))
             constants += [("TABLE", table), ("STRIDE", rows * entries), ("ROW", int(op.attrs["row"]))]
+        if len(cluster) == 1:
+            arguments.value("result_ptr", op.result)
+        else:
+            scratch = _merging(module, name, cluster, arguments)
+            constants.append(("MERGED", max(1, min(_MERGED_WORDS // parts, power_of_two(_rows(module, op))))))
+        passed = {argument.name for argument in arguments.parameters}
+        if "map_ptr" in passed:
+            constants.append(("SIZE_MAP", tensor_type(cluster[-1]["map"]).sizes(module.dims)[0]))
         size = tile * weights * of_weight
+        flags = {"scaled": scale is not None, "added": token is not None, "merged": len(cluster) > 1}
+        stored = {"indexed": "index_ptr", "told": "bad_ptr", "mapped": "map_ptr"}
         return Spec(
             self.stem,
-            {"scaled": scale is not None, "added": token is not None},
+            flags | {flag: pointer in passed for flag, pointer in stored.items()},
             tuple(constants),
             tuple(arguments.parameters),
+            tuple(scratch),
             num_stages=_MORE_STAGES if scale is not None and most > _FOUR_PROGRAMS else _STAGES,
             registers=128 if most <= _FOUR_PROGRAMS else 255,
             tiles=f"{tile} entries x {weights} weights, {size} bytes, for {_FEWEST_ROWS} to {most} rows",
@@ -96,7 +119,7 @@ class DraftHead(Family):
 
     def knobs(self, module: Module, cluster: Cluster) -> Knobs:
         """See `Family.knobs`: any number of programs shares the parts; a top-k adds in the order of tiles and warps."""
-        (op,) = cluster
+        op = cluster[0]
         whole = _words(op) < 2
         return Knobs(
             tiles=_TILES if whole else (),
@@ -105,6 +128,37 @@ class DraftHead(Family):
             split=_parts(module, op),
             constant="BN",
         )
+
+
+def _with_merge(module: Module, op: Op) -> Iterable[Cluster]:
+    """An op alone, and with what merges and translates its records, where nobody else reads them and rows are few."""
+    yield (op,)
+    merges = [user for user in module.users(op.result) if user.opcode == "vocab.argmax_merge"]
+    if not merges or leaves(module, op.result, merges[:1]) or _rows(module, op) > _MERGED_ROWS:
+        return
+    yield op, merges[0]
+    translations = [user for user in module.users(merges[0].out("index")) if user.opcode == "vocab.translate"]
+    if len(translations) == 1:
+        yield op, merges[0], translations[0]
+
+
+def _merging(module: Module, name: str, cluster: Cluster, arguments: KernelArguments) -> list[Scratch]:
+    """Pass what merges the records of a cluster: memory of its own, and what is stored."""
+    op, merge, *translated = cluster
+    scratch = [
+        Scratch(f"{name}.records", "i64", tensor_type(op.result).sizes(module.dims)),
+        Scratch(f"{name}.arrivals", "i32", (1,), zero=True),
+    ]
+    for pointer, memory in zip(("result_ptr", "arrivals_ptr"), scratch, strict=True):
+        arguments.buffer(pointer, memory.dtype, memory.name)
+    arguments.value("rows_ptr", merge["rows"])
+    for result in ("index", "bad"):
+        if leaves(module, merge.out(result), cluster):
+            arguments.value(f"{result}_ptr", merge.out(result))
+    for translate in translated:
+        arguments.input("map_ptr", translate["map"])
+        arguments.value("translated_ptr", translate.result)
+    return scratch
 
 
 def parts_of(entries: int, dtype: str) -> int:
@@ -139,7 +193,12 @@ def _most_rows(module: Module, op: Op) -> int:
     """Rows of the largest tile: as many as the largest batch has, of those that a tile may have."""
     wide = DTYPES[tensor_type(_weight(op)).dtype].bytes == _WIDE
     most = _MOST_RANKED if _words(op) > 1 or wide else _MOST_ROWS
-    return max(_FEWEST_ROWS, min(most, power_of_two(module.size("B") * rows_of(module, op))))
+    return max(_FEWEST_ROWS, min(most, power_of_two(_rows(module, op))))
+
+
+def _rows(module: Module, op: Op) -> int:
+    """Hidden rows of the largest batch."""
+    return module.size("B") * rows_of(module, op)
 
 
 def rows_of(module: Module, op: Op) -> int:
