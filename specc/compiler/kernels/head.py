@@ -21,6 +21,7 @@ from specc.compiler.kernels.writing.family import (
     Scratch,
     Spec,
     leaves,
+    nbytes,
     power_of_two,
 )
 from specc.compiler.kernels.writing.knobs import Knobs, tuned, tuned_split
@@ -39,6 +40,8 @@ _MOST_PART_BYTES = 512
 of 16 bits as fast as it can, and four those of 8 bits, whose tiles have half the bytes."""
 _FOUR_PROGRAMS = 32
 """Rows of the largest tile beside which four programs have registers on a multiprocessor; beside larger ones two."""
+_CACHED = 16 << 20
+"""Bytes of weights that an L2 cache of some 50 MiB has when they are read again."""
 _MERGED_ROWS, _MERGED_WORDS = 128, 2048
 """Most rows whose records one program merges, and how many words it reads at a time: 16 to a thread. One program reads
 so many rows' records in some 5 microseconds; a launch of its own would take as long."""
@@ -190,9 +193,15 @@ def _parts(module: Module, op: Op) -> int:
 
 
 def _most_rows(module: Module, op: Op) -> int:
-    """Rows of the largest tile: as many as the largest batch has, of those that a tile may have."""
+    """Rows of the largest tile: as many as the largest batch has, of those that a tile may have.
+
+    A map leaves a Markov head few weights, and caches have them when they are read again. So its tiles are the least,
+    beside which all programs have room at once.
+    """
     wide = DTYPES[tensor_type(_weight(op)).dtype].bytes == _WIDE
     most = _MOST_RANKED if _words(op) > 1 or wide else _MOST_ROWS
+    if op.get("token") is not None and nbytes(module, tensor_type(_weight(op))) <= _CACHED:
+        most = _FEWEST_ROWS
     return max(_FEWEST_ROWS, min(most, power_of_two(_rows(module, op))))
 
 
