@@ -43,10 +43,10 @@ SPECULATION = re.compile(
     r"draft_topk1|argmax|softmax(?!.*attn)|topk|sbtopk|mbtopk|radixFindKth|computeBlock|computeDigit|gatherTopK|"
     r"bitonicSort|RadixSort|ScanByKey|build_tree|build_chain|verify_tree|VerifyTreeGreedy|verify_commit|draft_extend|"
     r"assign_draft_cache|assign_extend_cache|assign_req_to_token|fill_accept|fill_bonus|gather_rows|small_copy|"
-    r"copy_all_layer_kv_cache|triton_(poi|per|red)_fused",
+    r"copy_all_layer_kv_cache|triton_(poi|per|red)_fused|say_path|simulated_accept",
     re.IGNORECASE,
 )
-"""SGLang's drafting and verification, where it is in a graph."""
+"""SGLang's drafting and verification, where it is in a graph, and what sets accepted lengths on either side."""
 
 TORCH = re.compile(r"at::native|at_cuda_detail|at::cuda|cub::|thrust::|^Mem(cpy|set)")
 GLUE = ("program", "metadata", "outside", "speculation")
