@@ -46,9 +46,6 @@ def head_tile(
     else:
         token = tl.load(token_ptr + first_row + m, mask=first_row + m < rows, other=0)
         rows_ptr = states_ptr + (tl.minimum(tl.maximum(token, 0), TABLE - 1) * W)[None, :] + k[:, None]
-    if base_ptr is not None:  # first of all, so that it is there when the product is
-        base = (base_ptr + first_row * tl.full([], STRIDE, tl.int64)) + (m[None, :].to(tl.int64) * STRIDE + n[:, None])
-        added = tl.load(base + first_entry, mask=inside & given, other=0.0).to(tl.float32)
     halved: tl.constexpr = low_ptr is not None
     whole: tl.constexpr = halved and weight_ptr.dtype.element_ty == tl.int8
     logits = tl.zeros([BN, BM], tl.int32 if whole else tl.float32)
@@ -81,5 +78,6 @@ def head_tile(
     if scale_ptr is not None:
         logits *= tl.load(scale_ptr + first_entry + n, mask=first_entry + n < end, other=0.0)[:, None]
     if base_ptr is not None:
-        logits += added
+        base = (base_ptr + first_row * tl.full([], STRIDE, tl.int64)) + (m[None, :].to(tl.int64) * STRIDE + n[:, None])
+        logits += tl.load(base + first_entry, mask=inside & given, other=0.0).to(tl.float32)
     return logits

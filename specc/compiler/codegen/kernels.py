@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 from specc.compiler.codegen.aot import KernelSource
 from specc.compiler.codegen.render import render_kernel, template_digest
-from specc.compiler.ir.core import Module
+from specc.compiler.ir.core import Module, tensor_type
 from specc.compiler.ir.declarations import Kernel, Layout
 from specc.compiler.ir.text.printer import print_op
+from specc.compiler.ir.types import FLOATS, per_request
 from specc.compiler.kernels.formed import specs
 from specc.compiler.kernels.writing.family import Cluster, Spec, cluster_of
 from specc.compiler.kernels.writing.knobs import tuned
@@ -79,16 +80,28 @@ def _generate(
 
 
 def _aligned_arguments(module: Module, spec: Spec) -> frozenset[str]:
-    """Pointers that are multiples of 16 bytes: everything in the arena, forwards' results whose rows are, and heads."""
+    """Pointers that are multiples of 16 bytes: the arena, forwards' results whose rows are, heads and other weights.
+
+    A model's weights are allocations of their own, or whole rows of one. A launch with others is refused. Loads of
+    weights that may lie anywhere would be 2 bytes wide, and no asynchronous copies.
+    """
     layouts = {layout.name: layout for layout in module.decls_of(Layout)}
-    return frozenset(arg.name for arg in spec.arguments if _aligned(arg.passed, layouts))
+    return frozenset(arg.name for arg in spec.arguments if _aligned(module, arg.passed, layouts))
 
 
-def _aligned(arg: nodes.Argument, layouts: dict[str, Layout]) -> bool:
+def _aligned(module: Module, arg: nodes.Argument, layouts: dict[str, Layout]) -> bool:
+    if arg.kind == "input":
+        return arg.target in MADE or _is_weight(module, arg.target)
     if arg.kind != "value":
-        return arg.kind == "buffer" or (arg.kind == "input" and arg.target in MADE)
+        return arg.kind == "buffer"
     layout = layouts[arg.target]
     return layout.owner == "arena" or layout.alignment >= 16
+
+
+def _is_weight(module: Module, name: str) -> bool:
+    """Whether an input is a table of floating-point numbers that the engine keeps, of a size that is known."""
+    type_ = tensor_type(module.inputs[name])
+    return type_.dtype in FLOATS and not per_request(type_) and all(type_.sizes(module.dims, unbounded=0))
 
 
 def _planned(source: KernelSource, spec: Spec) -> nodes.Kernel:

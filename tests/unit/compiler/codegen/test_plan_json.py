@@ -291,3 +291,19 @@ def test_figures_are_those_of_the_module(build: Build, plan: Any) -> None:
     assert f"module @{plan['name']} {{" in print_module(build.module)
     assert plan["dims"]["A"] == plan["dims"]["S"] + 1 == plan["dims"]["D"] + 2
     assert plan["dims"]["N"] == (plan["dims"]["A"] if plan["dims"]["K"] == 1 else 6)
+
+
+@pytest.mark.parametrize("algorithm", ["DSPARK", "DFLASH2"])
+def test_weights_that_an_engine_has_are_read_in_whole_vectors(algorithm: str) -> None:
+    """Kernels are promised where both tables begin, and not where those of slots do, which may be views."""
+    plan = build_program(load(algorithm)).plan
+    of_input = {
+        (node.kernel, argument.name): argument.target
+        for node in plan.nodes("step")
+        if isinstance(node, Launch)
+        for argument in node.args
+        if argument.kind == "input"
+    }
+    promised = {target: name in plan.kernels[kernel].aligned for (kernel, name), target in of_input.items()}
+    tables = {"DSPARK": ("markov_w1", "markov_w2"), "DFLASH2": ("selector_before", "selector_after")}[algorithm]
+    assert promised == {plan.table: False} | dict.fromkeys(tables, True)
