@@ -32,14 +32,15 @@ def copy_state(
             kept = tl.load(place) + row * tl.load(place + 2)
             pending = tl.load(place + 1) + request * tl.load(place + 3) + node * tl.load(place + 4)
             if piece == 0:
-                copy_whole(kept, pending, size // 8, first, programs, BLOCK)
+                copy_whole(kept, pending, size, first, programs, BLOCK)
             else:
                 copy_pieces(kept, pending, size // 2, piece // 2, tl.load(place + 7) // 2, first, programs, BLOCK)
 
 
 @triton.jit
-def copy_whole(kept, pending, units, first, programs, BLOCK: tl.constexpr):
-    """Copy so many units of 8 bytes, which lie together, between addresses that 16 divides."""
+def copy_whole(kept, pending, size, first, programs, BLOCK: tl.constexpr):
+    """Copy so many bytes, which lie together; 16 divides their number and both addresses."""
+    units = tl.multiple_of(size // 8, 2)  # so the mask is the same for two of them, which are loaded at once
     target = tl.multiple_of(kept.to(tl.pointer_type(tl.int64)), 16)
     source = tl.multiple_of(pending.to(tl.pointer_type(tl.int64)), 16)
     for tile in range(first, tl.cdiv(units, BLOCK), programs):
