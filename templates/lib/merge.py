@@ -83,8 +83,8 @@ def merge_parts(
 ):
     """What `vocab.argmax_merge`, and `vocab.translate` behind it, give for the records i64[PARTS, requests * ROWS].
 
-    One program has all rows, BM at a time. It has seen the others arrive, which have stored the records. Pointers are
-    None for what is not stored.
+    One program has all rows, BM at a time. It has seen the others arrive, which have stored the records. Without a map
+    `map_ptr` and `token_ptr` are None.
     """
     part = tl.arange(0, PARTS)[None, :]
     for first in range(0, requests * ROWS, BM):
@@ -94,10 +94,8 @@ def merge_parts(
         place = part * (requests * ROWS) + row[:, None]
         words = tl.load(records_ptr + place, mask=live[:, None], other=0, cache_modifier=".cg")
         index, bad = _best_of_words(words, live)
-        if index_ptr is not None:
-            tl.store(index_ptr + row, index, mask=given)
-        if bad_ptr is not None:
-            tl.store(bad_ptr + row, bad, mask=given)
+        tl.store(index_ptr + row, index, mask=given)
+        tl.store(bad_ptr + row, bad, mask=given)
         if token_ptr is not None:
             tl.store(token_ptr + row, vocab_translate(index, live.to(tl.int32), map_ptr, SIZE_MAP), mask=given)
 

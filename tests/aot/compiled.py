@@ -61,6 +61,11 @@ def opcodes(artifact: KernelBinary) -> list[str]:
     return pattern.findall(machine_code.sass(artifact.binary))
 
 
+def loads_of_two_bytes(artifact: KernelBinary) -> list[str]:
+    """Those of a cubin's instructions that load a number of 16 bits from memory, and no vector of them."""
+    return [opcode for opcode in opcodes(artifact) if re.fullmatch(r"LDG\b.*\.[US]16\b.*", opcode)]
+
+
 def code_bytes(artifact: KernelBinary) -> int:
     """Bytes of instructions of a cubin, an ELF file: its sections that can be executed."""
     elf = artifact.binary

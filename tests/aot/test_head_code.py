@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from compiled import MODEL, compiled, kernels_of
+from compiled import MODEL, compiled, kernels_of, loads_of_two_bytes
 from programs import load
 
 from specc.compiler.codegen.artifact import KNOWN_ARCHS
@@ -49,3 +49,5 @@ def test_logits_with_a_bias(verify: str, dtype: str, largest: int, head: str) ->
     for (_, arch), artifact in compiled(sources[-1:], *archs).items():
         assert artifact.spills <= FAMILIES["head"].spills, artifact
         assert artifact.shared <= SHARED_BYTES[arch], artifact
+        if arch == "sm_90":
+            assert not loads_of_two_bytes(artifact), "weights are read in vectors"

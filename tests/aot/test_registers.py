@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from compiled import code_bytes, compiled
+from compiled import code_bytes, compiled, loads_of_two_bytes
 from programs import EXAMPLES, ROOT
 
 from specc.compiler.algorithms import names, needs
@@ -34,6 +34,8 @@ Written by make golden, with Triton {version}. Registers and bytes spilled are o
 block; code is in bytes. Examples with the same kernel share a line.
 
 """
+NARROW = 8
+"""Loads of 2 bytes that the code of a kernel may have: those of single logits that were chosen."""
 ROW = "{:26} {:6} {:>7} {:>9} {:>7} {:>6} {:>6}  {}\n"
 COLUMNS = ("kernel", "arch", "threads", "registers", "spilled", "shared", "code", "examples")
 
@@ -91,6 +93,16 @@ def test_no_kernel_spills(kernels: list[Kernel]) -> None:
         if artifact.spills > FAMILIES[kernel.source.function].spills
     }
     assert not spilling
+
+
+def test_what_is_many_is_read_in_wide_loads(kernels: list[Kernel]) -> None:
+    """Weights, logits and rows of 16 bits are read in vectors, not a number at a time."""
+    narrow = {
+        (kernel.source.name, *kernel.examples): count
+        for kernel in kernels
+        if (count := len(loads_of_two_bytes(kernel.artifacts["sm_90"]))) > NARROW
+    }
+    assert narrow == {}, "\n".join(map(str, narrow.items()))
 
 
 def test_code_is_what_the_disassembler_shows(kernels: list[Kernel]) -> None:

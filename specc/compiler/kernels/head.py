@@ -99,15 +99,14 @@ class DraftHead(Family):
         else:
             scratch = _merging(module, name, cluster, arguments)
             constants.append(("MERGED", max(1, min(_MERGED_WORDS // parts, power_of_two(_rows(module, op))))))
-        passed = {argument.name for argument in arguments.parameters}
-        if "map_ptr" in passed:
-            constants.append(("SIZE_MAP", tensor_type(cluster[-1]["map"]).sizes(module.dims)[0]))
+        translated = len(cluster) > 2
+        if translated:
+            constants.append(("SIZE_MAP", tensor_type(cluster[2]["map"]).sizes(module.dims)[0]))
         size = tile * weights * of_weight
-        flags = {"scaled": scale is not None, "added": token is not None, "merged": len(cluster) > 1}
-        stored = {"indexed": "index_ptr", "told": "bad_ptr", "mapped": "map_ptr"}
+        merged = {"merged": len(cluster) == 2, "translated": translated}
         return Spec(
             self.stem,
-            flags | {flag: pointer in passed for flag, pointer in stored.items()},
+            {"scaled": scale is not None, "added": token is not None} | merged,
             tuple(constants),
             tuple(arguments.parameters),
             tuple(scratch),
@@ -146,18 +145,19 @@ def _with_merge(module: Module, op: Op) -> Iterable[Cluster]:
 
 
 def _merging(module: Module, name: str, cluster: Cluster, arguments: KernelArguments) -> list[Scratch]:
-    """Pass what merges the records of a cluster: memory of its own, and what is stored."""
+    """Pass what merges the records of a cluster: where results lie, and memory of its own for what nobody reads."""
     op, merge, *translated = cluster
-    scratch = [
-        Scratch(f"{name}.records", "i64", tensor_type(op.result).sizes(module.dims)),
-        Scratch(f"{name}.arrivals", "i32", (1,), zero=True),
-    ]
-    for pointer, memory in zip(("result_ptr", "arrivals_ptr"), scratch, strict=True):
-        arguments.buffer(pointer, memory.dtype, memory.name)
+    own = {"result_ptr": op.result} | {f"{name}_ptr": merge.out(name) for name in ("index", "bad")}
+    scratch = [Scratch(f"{name}.arrivals", "i32", (1,), zero=True)]
+    arguments.buffer("arrivals_ptr", "i32", scratch[0].name)
     arguments.value("rows_ptr", merge["rows"])
-    for result in ("index", "bad"):
-        if leaves(module, merge.out(result), cluster):
-            arguments.value(f"{result}_ptr", merge.out(result))
+    for pointer, value in own.items():
+        if leaves(module, value, cluster):
+            arguments.value(pointer, value)
+        else:
+            type_ = tensor_type(value)
+            scratch.append(Scratch(f"{name}.{pointer.removesuffix('_ptr')}", type_.dtype, type_.sizes(module.dims)))
+            arguments.buffer(pointer, type_.dtype, scratch[-1].name)
     for translate in translated:
         arguments.input("map_ptr", translate["map"])
         arguments.value("translated_ptr", translate.result)
