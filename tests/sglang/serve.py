@@ -76,7 +76,7 @@ MODELS = {
     "Qwen2MoeForCausalLM": {"qwen2_moe"},
     "Qwen3NextForCausalLM": {"dflash", "dspark", "llama", "llama_eagle3", "qwen3_next", "qwen3_next_mtp"},
     "Qwen3_5ForCausalLM": {"llama", "qwen3_5", "qwen3_5_mtp", "qwen3_5_text"},
-    "Qwen3_5ForConditionalGeneration": {"qwen3_5", "qwen3_5_mtp", "qwen3_vl"},
+    "Qwen3_5ForConditionalGeneration": {"dspark", "qwen3_5", "qwen3_5_mtp", "qwen3_vl"},
     "Qwen3_5MoeForConditionalGeneration": {"qwen3_5", "qwen3_5_mtp", "qwen3_vl"},
     "Qwen3MoeForCausalLM": {"llama", "llama_eagle3", "qwen2_moe", "qwen3_moe"},
     "Qwen2VLForConditionalGeneration": {"qwen2", "qwen2_vl"},

@@ -14,7 +14,8 @@ from engine_fixtures import asked, started
 from engine_job import LIMIT_S
 from head_layouts import EXAMPLES
 from sglang_files import ON_GPU
-from sglang_lora import ADAPTERS, with_adapters
+from sglang_lora import ADAPTERS, merged, with_adapters
+from sglang_mixed import Oracle
 from sglang_programs import build_program
 from sglang_server import PREFILL_CHUNK, THROWN_OUT, Served, Variant, accept_length, greedy, serve
 from sglang_workload import without_aborts, workload
@@ -176,6 +177,20 @@ def start(family: Family, pool: ThreadPoolExecutor, tests: Iterable[pytest.Item]
 def adapted(models: Path, names: Iterable[str]) -> dict[str, Any]:
     """Arguments of an engine whose requests may have adapters of these names, folders beside the models."""
     return ADAPTED | {"lora_paths": [f"{name}={models / name}" for name in names]}
+
+
+def of_merged_weights(family: Family, engines: Running) -> None:
+    """Without speculation every third text is that of the weights that its adapter changes, by transformers.
+
+    The target's own would say something else.
+    """
+    oracles = {name: Oracle(merged(engines.models, str(family), name)) for name in (None, *family.adapters)}
+    answers, others = [*greedy(engines.of(family.alone))][::3], 0
+    for number, request, output in answers:
+        prompt, answer = request.get("input_ids") or oracles[None].tokens(request["text"]), output["token_ids"]
+        assert oracles[request["adapter"]].follow(prompt, answer), number
+        others += not oracles[None].follow(prompt, answer)
+    assert others > len(answers) / 3
 
 
 def serve_adapted(program: Variant, models: Path, folder: Path) -> tuple[Served, Served]:

@@ -14,6 +14,8 @@ from sglang_mixed import Oracle
 
 GRID = 64
 """At multiples of so many tokens states of prefixes are kept."""
+STATES = {"max_mamba_cache_size": 40, "mamba_track_interval": GRID}
+"""A few more states than requests need, kept for prefixes as often as they can be."""
 PAIRS, ANSWER = 3, 48
 """Answers that others go on from, alone at the end, and the least of their tokens."""
 INNER, HEADS = 64, 4
@@ -79,3 +81,10 @@ def alone(prompt: Mapping[str, Any], tokens: int, after: int) -> dict[str, Any]:
     """Return a request for so many tokens that arrives when another one has ended, if there is one."""
     sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
     return {**prompt, "sampling": sampling, **({} if after < 0 else {"after": [after, 1000]})}
+
+
+def states_accounted_for(group: Mapping[str, Any]) -> int:
+    """Return how many states are cached in the end, where all others are free; `group` is what `specc_testing` has."""
+    states = group["states"]
+    assert states["free"] + states["cached"] == states["all"] == STATES["max_mamba_cache_size"]
+    return states["cached"]

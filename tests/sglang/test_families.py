@@ -7,10 +7,10 @@ from operator import eq
 
 import pytest
 from sglang_experts import experts_of, write_experts
-from sglang_family import Family, FamilyTests, Running, in_float32
+from sglang_family import Family, FamilyTests, Running, in_float32, of_merged_weights
 from sglang_files import NEWEST, ON_GPU, RANKS, VERSION
 from sglang_latent import write_latent
-from sglang_lora import ADAPTERS, merged, with_adapters, write_adapted
+from sglang_lora import ADAPTERS, with_adapters, write_adapted
 from sglang_mixed import Oracle
 from sglang_server import Variant, greedy
 from sglang_sinks import WINDOW as SECOND_WINDOW
@@ -126,14 +126,7 @@ def test_without_speculation_texts_are_the_targets_own(family: Family, engines: 
 @in_float32
 @pytest.mark.parametrize("family", [LORA], ids=str)
 def test_without_speculation_texts_are_those_of_merged_weights(family: Family, engines: Running) -> None:
-    """Against transformers, every third one; the target's own weights would say something else."""
-    oracles = {name: Oracle(merged(engines.models, name)) for name in (None, *ADAPTERS)}
-    others = 0
-    for number, request, output in list(greedy(engines.of(family.alone)))[::3]:
-        text, answer = request["text"], output["token_ids"]
-        assert oracles[request["adapter"]].follows(text, answer), number
-        others += not oracles[None].follows(text, answer)
-    assert others > 20
+    of_merged_weights(family, engines)
 
 
 @pytest.mark.parametrize("family", [WINDOWS], ids=str)

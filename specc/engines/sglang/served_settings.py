@@ -57,7 +57,6 @@ DATA_PARALLEL: dict[str, tuple[object, str]] = {
 """The same where attention is data parallel, in the place of what `SETTINGS` has and beside it."""
 
 RECURRENT: dict[str, tuple[object, str]] = {
-    "enable_lora": (False, "LoRA"),
     "disaggregation_mode": ("null", "prefill and decode on two servers"),
 }
 """The same where a target keeps a recurrent state."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -119,6 +120,16 @@ def test_what_rings_of_records_are_not_served_with(given: Any, refused: list[str
 
 def test_states_have_the_names_by_which_models_are_read() -> None:
     assert STATES.keys() <= {GDN, KDA, MAMBA2}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_requests_have_adapters_beside_recurrent_state(state: str) -> None:
+    """Under data parallelism they have none, and those that two servers share out none beside such a state."""
+    lora: dict[str, Any] = {"adapters": True, "settings": {"enable_lora": True}}
+    hybrid = Server(ServedModel(cache="HybridLinearKVPool", state=state), **lora)
+    assert about(hybrid) == []
+    assert about(replace(hybrid, groups=2)) == ["enable_lora"]
+    assert about(replace(hybrid, settings={"disaggregation_mode": "decode"})) == ["disaggregation_mode"]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`specc sglang check` of servers that keep records of states, or plan where those of prefixes go."""
+"""`specc sglang check` of servers over recurrent states: records of these, planned places, adapters of requests."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ SERVED = Path(__file__).parents[3] / "published" / "served"
 GDN, KDA, MAMBA2 = "Qwen3.6-27B-FP8", "Kimi-K3", "Nemotron-3-Super-120B-A12B"
 ALGORITHMS = {GDN: "NEXTN", KDA: "NGRAM", MAMBA2: "NEXTN"}
 RECORDS, KEPT = "--enable-linear-replayssm-spec", "--mamba-radix-cache-strategy"
+ADAPTERS = "--enable-lora --lora-target-modules all --max-lora-rank 8"
 PLACE = "a prefix's state without the records behind it, where texts end, is not served"
 CHAIN = {
     "NEXTN": "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4",
@@ -32,7 +33,7 @@ def asked(target: str, more: str, *options: str, algorithm: str = "") -> tuple[i
 def test_servers_that_are_served(target: str) -> None:
     """Nothing of it is in the configuration: SGLang commits states of either kind in the program's step."""
     usual = asked(target, "")
-    for more in (RECORDS, f"{KEPT} extra_buffer_lazy", f"{RECORDS} {KEPT} extra_buffer_lazy"):
+    for more in (RECORDS, f"{KEPT} extra_buffer_lazy", f"{RECORDS} {KEPT} extra_buffer_lazy", ADAPTERS):
         code, written, said = asked(target, more)
         assert code == usual[0] == 0, said
         assert yaml.safe_load(written) == yaml.safe_load(usual[1])
