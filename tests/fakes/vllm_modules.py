@@ -438,6 +438,25 @@ class ModelState:
         """Keep nothing."""
 
 
+@at(f"{WORKER}.model_states.mamba_hybrid")
+class MambaHybridModelState(ModelState):
+    """How many tokens of each request were accepted last, of targets with recurrent states.
+
+    Attributes:
+        recoverssm: what commits records instead, by what the host knows of the step; None where there are none.
+
+    """
+
+    def __init__(self, requests: int, recoverssm: Any = None) -> None:
+        self.recoverssm = recoverssm
+        self.num_accepted_tokens_gpu = torch.ones(requests, dtype=torch.int32)
+
+    def postprocess_state(self, idx_mapping: Tensor, num_sampled: Tensor, num_computed_tokens: Tensor) -> None:
+        """Store it of all requests that are no padding (-1)."""
+        there = idx_mapping >= 0
+        self.num_accepted_tokens_gpu[idx_mapping[there].long()] = num_sampled[there].clamp(min=1)
+
+
 @at(f"{WORKER}.model_runner")
 class GPUModelRunner:
     """Samples by what `model` scores; a verification accepts the most probable tokens."""

@@ -44,9 +44,12 @@ def write_models(target: str, folder: Path) -> None:
 
 
 def requests_of(target: str, models: Path) -> list[dict[str, Any]]:
-    """Return requests with adapters and without, and behind them some that go on from an answer, of every adapter."""
+    """Return requests with adapters and without, and behind them some that go on from an answer.
+
+    The first of these have no adapter. Others may still run beside them, and throw states out.
+    """
     made = with_adapters(workload(REQUESTS, seed=7), seed=7, adapters=ADAPTERS[target])
-    for name in ADAPTERS[target]:
+    for name in (None, *ADAPTERS[target]):
         pairs = remembered(merged(models, target, name), made)[len(made) :]
         made += [pair | {"adapter": name} for pair in pairs]
     return made
@@ -101,7 +104,7 @@ def test_every_state_is_free_or_cached(family: Family, engine: Variant, engines:
 
 @each_program
 def test_texts_go_on_from_states_of_their_own_adapter(family: Family, engine: Variant, engines: Running) -> None:
-    """Three adapters have answered the same prompts, each of which has a request that goes on from its answer."""
+    """And so has the target alone answered the same prompts; each of them has requests that go on from its answers."""
     pairs = 2 * PAIRS * len(family.adapters)
     for output in engines.of(engine).outputs[-pairs:][1::2]:
         assert output["prompt_tokens"] - output["cached_tokens"] in (1, 2)

@@ -94,7 +94,7 @@ def engines_of(target: str) -> tuple[list[Variant], list[Variant]]:
     elif target == SPACES:
         own = [module, overlapped, tree, paged, unkept]
         programs = [sampling, overlapped, paged, unkept, replace(blocks, overlap=True), several]
-        programs.append(replace(overlapped, states="select"))
+        programs += [replace(overlapped, states="select"), replace(adaptive, overlap=True, kept=PLANNED)]
     elif target in SEERS:
         own, programs = [module, *[overlapped] * (target == SEER)], [overlapped, *[sampling] * (target == SEER)]
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -16,7 +17,7 @@ from vllm_server import Served, Variant, serve
 from vllm_workload import without_aborts, workloads
 
 __all__ = ["served"]
-SEEDS = (4, 5, 6) if ON_GPU else (4,)
+SEEDS = range(4, 4 + int(os.environ.get("SPECC_TEST_WORKLOADS", "3" if ON_GPU else "1")))
 AT_A_TIME = 14 if ON_GPU else 2
 """Engines, which share the GPU, and take a processor each to start."""
 

@@ -34,8 +34,12 @@ COMPUTED = [
 """Ranks share out the head of their draft as vLLM does, or have sent each other the entries of a part of the tokens."""
 ASSISTED = Variant("mtp", ASSISTANT, target=GEMMA, ahead=True, program=True, ranks=2)
 """It is greedy, and its draft reads what each rank has of the target's keys and values."""
-both = pytest.mark.parametrize("ranked", [HEAD, MODEL, ASSISTED, *COMPUTED], ids=str)
-every = pytest.mark.parametrize("ranked", [HEAD, MODEL, ASSISTED, CHOOSING, *COMPUTED], ids=str)
+RECURRENT = Variant(
+    "mtp", "qwen3_next", target="qwen3_next", half=True, cached=True, ahead=True, program=True, ranks=2
+)  # fmt: skip
+"""It is greedy, and each rank keeps half of a recurrent state, at the ends of blocks as well."""
+both = pytest.mark.parametrize("ranked", [HEAD, MODEL, ASSISTED, RECURRENT, *COMPUTED], ids=str)
+every = pytest.mark.parametrize("ranked", [HEAD, MODEL, ASSISTED, RECURRENT, CHOOSING, *COMPUTED], ids=str)
 DRAWN: list[dict[str, Any]] = [
     {"temperature": 1.0},
     {"temperature": 0.8, "top_k": 12, "top_p": 0.9},

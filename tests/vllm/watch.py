@@ -122,6 +122,7 @@ class Watch:
             **self.counts,
             "graphs": ended[0]["graphs"],
             "stored": ended[0]["stored"],
+            "updated": ended[0]["updated"],
             "counts": [rank["counts"] for rank in ended],
             "batches": {str(size): count for size, count in sorted(self.batches.items())},
             "blocks": sorted(self.blocks),

@@ -29,7 +29,15 @@ class Watched:
         self.watched_caches = by_block(self.model_runner, blocks)
         self.watched_graphs = 0
         self.watched_warmed_up = steps()
-        self.watched_stored = 0
+        self.watched_stored = self.watched_updated = 0
+        update = self.model_runner.postprocess_sampled
+
+        def updating(rows: Tensor, tokens: Tensor, *given: Any, **named: Any) -> None:
+            steps = getattr(self.model_runner.speculator, "steps", None)
+            self.watched_updated += steps is not None and steps.updated is tokens
+            update(rows, tokens, *given, **named)
+
+        self.model_runner.postprocess_sampled = updating
         kind = type(self.model_runner.req_states.draft_tokens)
         if kind is not Tensor:
             store = kind.__setitem__
@@ -77,10 +85,12 @@ class Watched:
         }  # fmt: skip
 
     def watched_state(self) -> str:
-        """A digest of drafts, last tokens, lengths and seeds of all requests, which ranks have alike."""
+        """A digest of drafts, last tokens, lengths, seeds and accepted tokens of all requests: of ranks the same."""
         states, sampler = self.model_runner.req_states, self.model_runner.sampler
         rows = sorted(states.req_id_to_index.values())
-        tables = (states.last_sampled_tokens, states.num_computed_tokens.gpu, states.draft_tokens)
+        tables = [states.last_sampled_tokens, states.num_computed_tokens.gpu, states.draft_tokens]
+        if (accepted := getattr(self.model_runner.model_state, "num_accepted_tokens_gpu", None)) is not None:
+            tables.append(accepted)
         digest = hashlib.sha256(sampler.sampling_states.seeds.np[rows].tobytes())
         for table in tables:
             digest.update(table[rows].cpu().numpy().tobytes())
@@ -89,7 +99,10 @@ class Watched:
     def watched_end(self) -> dict[str, Any]:
         """What was counted, see `counts`."""
         counted = counts(self.watched_warmed_up)
-        return {"graphs": self.watched_graphs, "stored": self.watched_stored, "counts": counted}
+        return {
+            "graphs": self.watched_graphs, "stored": self.watched_stored, "updated": self.watched_updated,
+            "counts": counted,
+        }  # fmt: skip
 
 
 def by_block(runner: Any, blocks: int) -> dict[str, list[Tensor]]:

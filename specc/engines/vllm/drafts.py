@@ -14,7 +14,7 @@ from .._plugin import MisfitError, ServerError, title, tried, word
 from .batches import Steps
 from .models.forwards import NoForwards
 from .models.heads import Head
-from .models.target import updates_tables_alone
+from .models.target import updates_by_tensors
 from .requests.proposals import DraftLogits
 from .server import digests, parallel
 from .server.trial import Trial, TrialDifference
@@ -94,7 +94,7 @@ class ProgramDrafts(_Speculator):
         states = self.runner.req_states
         states.draft_tokens = states.draft_tokens.as_subclass(Drafts)
         steps.store_in(self.fields["drafts"], states.draft_tokens)
-        if updates_tables_alone(self.runner):
+        if updates_by_tensors(self.runner):
             steps.update_by(self.runner.postprocess_sampled)
 
     def capture(self) -> None:

@@ -84,6 +84,7 @@ model_executor.layers.logits_processor.LogitsProcessor.forward(lm_head hidden_st
 
 PROFILE = "memory of a program counts twice while vLLM measures what graphs take"
 UPDATE = "vLLM's tables are updated in launches behind the graph that verifies"
+HYBRID = "tables of hybrid targets are updated in launches behind the graph that verifies"
 NUMBERS = "programs of several shapes draft as many tokens in every step"
 TIMES = "programs of several shapes estimate how long their steps take"
 RUNNER = "the log does not say where vLLM has its first model runner, which knows of no programs"
@@ -95,6 +96,11 @@ v1.worker.gpu.model_runner.GPUModelRunner: model_state
 v1.worker.gpu.model_runner.GPUModelRunner.postprocess_sampled(idx_mapping sampled_tokens num_sampled num_rejected
     query_start_loc)
 v1.worker.gpu.model_states.interface.ModelState: postprocess_state
+""",
+    HYBRID: """
+v1.worker.gpu.model_states.mamba_hybrid.MambaHybridModelState: recoverssm
+v1.worker.gpu.model_states.mamba_hybrid.MambaHybridModelState.postprocess_state(idx_mapping num_sampled
+    num_computed_tokens)
 """,
     NUMBERS: """
 config.speculative.SpeculativeConfig: num_speculative_tokens num_speculative_tokens_per_batch_size

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from fakes.vllm_modules import DraftModelSpeculator, GPUModelRunner, ModelState
+from fakes.vllm_modules import DraftModelSpeculator, GPUModelRunner, MambaHybridModelState, ModelState
 from fakes.vllm_server import PROGRAM
 from prometheus_client import REGISTRY
 from test_vllm_steps import ALGORITHMS, Serve, serve
@@ -21,8 +21,8 @@ from specc.runtime.rotated import RotatedStep
 __all__ = ["serve"]
 
 
-class Hybrid(ModelState):
-    """A target that keeps more of requests than vLLM's tables."""
+class More(ModelState):
+    """A target that keeps more of requests than vLLM's tables, as nobody knows."""
 
     def postprocess_state(self, idx_mapping: Tensor, num_sampled: Tensor, num_computed_tokens: Tensor) -> None:
         """Keep something."""
@@ -31,10 +31,11 @@ class Hybrid(ModelState):
 @pytest.mark.parametrize(
     ("state", "given", "moved"),
     [
-        (ModelState(), {}, True), (Hybrid(), {}, False), (ModelState(), {"aux": True}, False),
+        (ModelState(), {}, True), (ModelState(), {"aux": True}, False), (MambaHybridModelState(6), {}, True),
+        (MambaHybridModelState(6, "records"), {}, False), (More(), {}, False),
         (ModelState(), {"new": ["v1.worker.gpu.input_batch.post_update"]}, False),
     ],
-    ids=["tables", "hybrid", "read", "unknown"],
+    ids=["tables", "read", "hybrid", "records", "more", "unknown"],
 )  # fmt: skip
 def test_a_verification_ends_with_vllms_update_of_its_tables(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, state: ModelState, given: dict[str, Any], moved: bool
@@ -55,6 +56,26 @@ def test_a_verification_ends_with_vllms_update_of_its_tables(
     run(server, BATCHES)
     server.judge()
     assert ended == [moved] * len(BATCHES)
+
+
+@pytest.mark.parametrize("given", [{}, {"new": ["v1.worker.gpu.input_batch.post_update"]}], ids=["moved", "vllm's"])
+def test_a_hybrid_target_keeps_how_many_tokens_were_accepted(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
+) -> None:
+    """Of every request in its own row, wherever vLLM's update is; rows of padding store nothing."""
+    state = MambaHybridModelState(6)
+    monkeypatch.setattr(GPUModelRunner, "model_state", state)
+    server = serve(plan_of("EAGLE"), **given)
+    server.begin(PROMPTS)
+    before = server.states.num_computed_tokens.gpu.clone()
+    for batch in BATCHES:
+        run(server, [batch])
+        after = server.states.num_computed_tokens.gpu.clone()
+        assert (state.num_accepted_tokens_gpu[batch] == (after - before)[batch]).all()
+        before = after
+    nobodys = [row for row in range(6) if row not in PROMPTS]
+    assert (state.num_accepted_tokens_gpu[nobodys] == 1).all()
+    assert (state.num_accepted_tokens_gpu > 1).any()
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -124,9 +124,19 @@ class Target:
             self.drafts[rows] = drafts
 
 
-def updates_tables_alone(runner: Any) -> bool:
-    """Whether `postprocess_sampled` of a GPUModelRunner does nothing else, and nobody reads the tables before it."""
+def updates_by_tensors(runner: Any) -> bool:
+    """Whether a graph can hold `postprocess_sampled` of a GPUModelRunner, and nobody reads the tables before it.
+
+    It updates vLLM's tables, and what a target keeps of requests besides. Hybrid targets store how many tokens were
+    accepted, and states at the ends of blocks: all of that is on the device, where a row -1 is nobody's. Records of KDA
+    (RecoverSSM) they commit by what the host knows of the step.
+    """
     if not seam.there(seam.UPDATE) or runner.vllm_config.aux_output_config.enabled:
         return False
-    state = importlib.import_module("vllm.v1.worker.gpu.model_states.interface").ModelState
-    return type(runner.model_state).postprocess_state is state.postprocess_state
+    update, folder = type(runner.model_state).postprocess_state, "vllm.v1.worker.gpu.model_states"
+    if update is importlib.import_module(f"{folder}.interface").ModelState.postprocess_state:
+        return True
+    if not seam.there(seam.HYBRID):
+        return False
+    hybrid = importlib.import_module(f"{folder}.mamba_hybrid").MambaHybridModelState
+    return update is hybrid.postprocess_state and runner.model_state.recoverssm is None

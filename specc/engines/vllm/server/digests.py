@@ -25,6 +25,19 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
         "sample_tokens": "5463cf84c838 b3cf9e210248",
         "postprocess_sampled": "8e0def3fd4d1 5dfa44267831",
     },
+    "v1.worker.gpu.model_states.mamba_hybrid.MambaHybridModelState": {
+        "postprocess_state": "1aeab7c66810",
+    },
+    "v1.worker.gpu.model_states.mamba_hybrid": {
+        "_scatter_num_accepted_kernel": "1908af55f0bf",
+    },
+    "v1.worker.mamba_utils.MambaSpecDecodeGPUContext": {
+        "run_fused_postprocess_align": "29adc83f2826",
+    },
+    "v1.worker.mamba_utils": {
+        "postprocess_mamba_fused_kernel": "61fcad85edfe",
+        "_copy_mamba_state_block": "83ffd551f66e",
+    },
     "v1.worker.gpu.states.RequestState": {
         "add_request": "9086a7c58d5d 8a846f3036f4",
         "apply_staged_writes": "1b3c40f396f0",
