@@ -83,6 +83,7 @@ def engines_of(target: str) -> tuple[list[Variant], list[Variant]]:
         programs = [sampling, overlapped, paged, unkept, head, blocks, several, replace(looked_up, samples=True)]
         programs += [selected, corrected, replace(corrected, attention=ATTENDS, page=16)]
         programs += [adaptive, replace(adaptive, overlap=True, samples=True)]
+        programs.append(replace(adaptive, overlap=True, kept=PLANNED))
         programs += [replace(overlapped, head="int8"), *[replace(module, ranks=2)] * (RANKS > 1)]
         programs += [replace(module, states="select"), replace(paged, states="select")]
         own += [records, planned]
@@ -94,7 +95,7 @@ def engines_of(target: str) -> tuple[list[Variant], list[Variant]]:
     elif target == SPACES:
         own = [module, overlapped, tree, paged, unkept]
         programs = [sampling, overlapped, paged, unkept, replace(blocks, overlap=True), several]
-        programs += [replace(overlapped, states="select"), replace(adaptive, overlap=True, kept=PLANNED)]
+        programs.append(replace(overlapped, states="select"))
     elif target in SEERS:
         own, programs = [module, *[overlapped] * (target == SEER)], [overlapped, *[sampling] * (target == SEER)]
     else:

@@ -84,7 +84,7 @@ class Variant:
 
     def __str__(self) -> str:
         """For the names of tests and files."""
-        drafts = self.draft or self.method or (f"plain-{self.target}" if self.recurrent or self.windowed else "plain")
+        drafts = self.draft or self.method or ("plain" if self.target == "target" else f"plain-{self.target}")
         options = {"half": self.half, "cached": self.cached, "ahead": self.ahead}
         options |= {"unwatched": not self.canaries, "program": self.program}
         words = [drafts, *(word for word, so in options.items() if so)]

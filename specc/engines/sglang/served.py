@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from .attention.kinds import BACKENDS, KNOWN_BACKENDS, backend_of
 from .kinds import KINDS, NODES, STARTS_NONE, STEPS, TOPK, KindOfDraft, kind_of
-from .served_attention import CACHES, ROLES, STATES, ServedModel
+from .served_attention import CACHES, MISPLACED, ROLES, STATES, ServedModel
 from .served_settings import DETERMINISTIC, NAMES, SETTINGS, WEIGHING, served_anyhow, served_under
 
 __all__ = [
@@ -150,6 +150,7 @@ def refusals(server: Server) -> Iterator[Refusal]:
         yield Refusal("disaggregation_mode", "drafts that are drawn, on two servers,")
     if server.candidates:
         beside = ["drafts that are drawn"] * (server.weighs is not None) + server.single
+        beside += [what for state, what in MISPLACED.items() if server.target and server.target.state == state]
         yield from (Refusal("candidates", f"adaptive speculation with {what}") for what in beside)
     yield from itertools.starmap(Refusal, _of_rings(server) if server.ring else ())
     if server.head_rows and server.ranks > 1:
@@ -230,8 +231,7 @@ def _of_model(owner: str, model: ServedModel, topk: int) -> Iterator[Refusal]:
 def _of_attention(server: Server) -> Iterator[Refusal]:
     """Which attention backends are not served, or not for what they do here."""
     for role in filter(server.attention.__contains__, ROLES):
-        name = server.attention[role]
-        model, backend = server.model(role), BACKENDS.get(name)
+        name, model, backend = server.attention[role], server.model(role), BACKENDS.get(server.attention[role])
         if backend is None or backend.device == "cpu" != server.device:
             yield Refusal(f"attention {role}", f"{name} attention on {server.device} ({role})")
             continue

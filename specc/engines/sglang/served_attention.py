@@ -21,6 +21,8 @@ window, a latent row, one with an indexer's keys, rows of a window with entries 
 
 STATES: Mapping[str, str] = {"GDN": "GDNAttnBackend", "KDA": "KDAAttnBackend", "Mamba-2": "Mamba2AttnBackend"}
 """Kinds of recurrent state of targets that are served -> SGLang's class of attention for such layers."""
+MISPLACED: Mapping[str, str] = {"Mamba-2": "states of Mamba-2, which SGLang's own shorter steps leave elsewhere,"}
+"""Those that SGLang gets wrong where it changes the number of its steps, in words."""
 
 
 @dataclass(frozen=True)

@@ -123,6 +123,14 @@ def test_states_have_the_names_by_which_models_are_read() -> None:
 
 
 @pytest.mark.parametrize("state", STATES)
+def test_sglang_changes_numbers_of_steps_over_states_that_it_finds_again(state: str) -> None:
+    """Those of Mamba-2 it leaves where a step of as many nodes would, and reads them where the longest one would."""
+    hybrid = Server(ServedModel(cache="HybridLinearKVPool", state=state))
+    assert about(replace(hybrid, candidates=(1, 3))) == ["candidates"] * (state == MAMBA2)
+    assert about(hybrid) == []
+
+
+@pytest.mark.parametrize("state", STATES)
 def test_requests_have_adapters_beside_recurrent_state(state: str) -> None:
     """Under data parallelism they have none, and those that two servers share out none beside such a state."""
     lora: dict[str, Any] = {"adapters": True, "settings": {"enable_lora": True}}

@@ -71,6 +71,14 @@ def test_rings_have_room_for_a_step_of_one_length() -> None:
     assert asked(GDN, RECORDS, "--shapes", "3,1,0")[0] == 0
 
 
+def test_sglang_changes_no_number_of_steps_over_states_that_it_misplaces() -> None:
+    """A program of several shapes changes it there, by its own policy."""
+    code, _, said = asked(MAMBA2, "--speculative-adaptive")
+    assert code == 1 and "adaptive speculation with states of Mamba-2, which SGLang's own shorter steps leave" in said
+    assert asked(GDN, "--speculative-adaptive")[0] == 0
+    assert asked(MAMBA2, "", "--shapes", "3,1,0")[0] == 0
+
+
 @pytest.mark.parametrize("target", ALGORITHMS)
 def test_a_program_copies_no_records(target: str) -> None:
     code, _, said = asked(target, RECORDS, "--states", "select")
