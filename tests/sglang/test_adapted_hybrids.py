@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nemotron_models import write_nemotron_h
 from sglang_family import Family, FamilyTests, Running, groups_of, in_float32, of_merged_weights
 from sglang_files import NEWEST, ON_GPU, VERSION
 from sglang_hybrid_heads import write_corrected
 from sglang_hybrids import PAIRS, STATES, remembered, states_accounted_for
 from sglang_lora import ATTENTION, MLP, merged, with_adapters, write_adapters
-from sglang_nemotron import write_nemotron_h
 from sglang_seers import write_seer
 from sglang_server import Variant
 from sglang_workload import workload

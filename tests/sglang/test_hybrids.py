@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from hybrid_models import decided, write_qwen3_5, write_qwen3_next
+from nemotron_models import write_nemotron_h
 from sglang_family import (
     Family,
     Running,
@@ -27,7 +28,6 @@ from sglang_hybrid_heads import write_blocks, write_corrected, write_eagle3, wri
 from sglang_hybrids import GRID, PAIRS, STATES, remembered, states_accounted_for, write_bigrams
 from sglang_kimi import write_kimi_linear
 from sglang_mixed import Oracle
-from sglang_nemotron import write_nemotron_h
 from sglang_programs import build_program, plugin_wheel
 from sglang_seers import write_seer
 from sglang_server import Variant, accept_length, greedy, serve

@@ -35,6 +35,8 @@ HYBRIDS = {"qwen3_next": 64, "qwen3_next_wide": 128}
 
 A state of the first is as large as keys and values of 32 tokens in the other layers, one of the second much larger.
 """
+SPACES = "nemotron"
+"""Another one, of Nemotron-H's kind, whose state is that of state spaces (Mamba-2): it is not among those written."""
 GEMMA, ASSISTANT = "gemma", "assistant"
 """A target of Gemma 4's kind, and what drafts for it by its keys and values."""
 NARROW, WIDE, SHARP = 32, 64, 1.5

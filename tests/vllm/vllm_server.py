@@ -10,7 +10,7 @@ from typing import Any
 
 from engine_job import run_job
 from vllm_files import DEVICE, HERE, ON_GPU, PYTHON
-from vllm_models import GEMMA, HOT, HYBRIDS
+from vllm_models import GEMMA, HOT, HYBRIDS, SPACES
 
 NUM_STEPS = 3
 ROWS = 4
@@ -110,7 +110,7 @@ class Variant:
     @property
     def recurrent(self) -> bool:
         """Say whether the target keeps recurrent state."""
-        return self.target in HYBRIDS
+        return self.target in (*HYBRIDS, SPACES)
 
     @property
     def windowed(self) -> bool:
