@@ -9,11 +9,13 @@ from .capabilities.moving import MovingStep
 from .capabilities.records import RecordedStep
 from .capabilities.sampled import SampledStep
 from .capabilities.states.fold import FoldingStep
+from .capabilities.states.point import PointingStep
 from .capabilities.states.select import SelectingStep
 
 
 class Step(
     FoldingStep,
+    PointingStep,
     SelectingStep,
     DraftTablesStep,
     MovingStep,

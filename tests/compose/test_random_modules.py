@@ -29,9 +29,10 @@ MODULES = 300
 SUMMED = {"vocab.topk_part", "vocab.topk_merge", "vocab.logprob_merge", *(op.name for op in head.OPS)}
 """Ops of records with sums, and of products, whose last bits are each side's own: tests/kernels/test_shards.py and
 test_head.py have them."""
-TOGETHER = {"state.select", "state.fold", *(op.name for op in budget.OPS)}
-"""Ops that read what only others of their kind leave, tables of states and rows that are shared out over a batch:
-tests/kernels/test_state_select.py, test_state_fold.py and test_budget.py have them."""
+TOGETHER = {"state.select", "state.fold", "state.point", *(op.name for op in budget.OPS)}
+"""Ops that read what only others of their kind leave, tables of states, pending states, and rows that
+are shared out over a batch: test_state_select.py, test_state_fold.py, test_state_point.py and test_budget.py of
+tests/kernels have them."""
 
 
 @pytest.fixture(autouse=True)

@@ -42,6 +42,7 @@ PROGRAMS: list[dict[str, Any]] = [
     {"algorithm": "NGRAM", **TREE, "options": {"corpus": "words.txt"}},
     {"algorithm": "EAGLE", "target": {"state_layers": 2, "state_form": "select"}},
     {"algorithm": "EAGLE", "target": {"state_layers": 2, "state_form": "fold", "state": STATE}},
+    {"algorithm": "EAGLE", "target": {"state_layers": 2, "state_form": "point"}},
     {"algorithm": "EAGLE", "budget": 2},
     {"algorithm": "EAGLE", "budget": [2, "all"]},
 ]

@@ -34,7 +34,7 @@ DraftSampling = Literal["greedy", "coupled"]
 Logprobs = Literal["raw", "processed"]
 Logits = Literal["gathered", "sharded"]
 HeadForm = Literal["engine", "weights", "int8", "fp8"]
-StateForm = Literal["engine", "select", "fold"]
+StateForm = Literal["engine", "select", "fold", "point", "auto"]
 Sampling = Literal["penalties", "logit_bias", "grammar", "top_k", "top_p", "min_p"]
 StepForm = Literal["whole", "rotated"]
 DraftPositions = Literal["true", "shifted", "auto"]
@@ -138,7 +138,9 @@ class ModelBlock(Block):
     state_form: StateForm = "engine"
     """The side that commits the target's state. engine: a call of the engine's. select: a launch of the program's,
     which copies the state that the verification has left of the accepted node. fold: a launch, which advances the state
-    by what the verification has left of each accepted node."""
+    by what the verification has left of each accepted node. point: a number that the program carries; the next
+    verification goes on from the state of the accepted node. auto: the one of these three that moves the fewest
+    bytes."""
     state: StateBlock | None = None
     """The sizes of a target's state, which fold needs. Default: those of the model."""
     num_kv_heads: Annotated[Count, Field(le=4096)] | None = None

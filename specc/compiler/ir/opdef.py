@@ -5,8 +5,8 @@ A signature reads like its documentation::
     logits: T[B, *x, V], rows: i64[B] -> index: $dtype[B, *x], bad: i1[B, *x]
 
 An upper-case dtype (``T``) and ``?name`` / ``*name`` axes are variables, ``$name`` takes an attribute's value, other
-axes must match by name; an attribute that is ``""`` stands for no axis, as a dtype for no result, and as the owner of a
-state for no operand or result. ``name?:`` marks optional last operands (none of them, or the first ones) or an optional
+axes must match by name; an attribute that is ``""`` stands for no axis, and as a dtype, or as the owner of a state, for
+no operand or result. ``name?:`` marks optional last operands (none of them, or the first ones) or an optional
 result, ``name*:`` a variadic one; ``?`` is any type. Variadic results are listed, as a signature of their own, by the
 attribute of their name.
 
@@ -53,7 +53,7 @@ class Trait(Enum):
     MOVES = auto()
     """It copies keys and values from slots to slots."""
     COMMITS = auto()
-    """It copies states of recurrent layers to the rows of requests."""
+    """It says which of the states that a verification leaves of recurrent layers are those of requests."""
     MASKS = auto()
     """It says which columns a node attends to."""
     ADMITS = auto()
@@ -213,16 +213,20 @@ class OpDef:
 
     @cached_property
     def _operands_are_fixed(self) -> bool:
-        """Whether there are the same operands whatever the attributes are: no state hangs on one."""
-        return not any(slot.is_state and slot.decided_by for slot in self.operands)
+        """Whether there are the same operands whatever the attributes are: none hangs on one."""
+        return not self._decided
+
+    @cached_property
+    def _decided(self) -> tuple[Slot, ...]:
+        """Operands that an attribute may leave out; optional ones are left out by leaving them out."""
+        return tuple(slot for slot in self.operands if slot.decided_by and not slot.optional)
 
     def _slots(self, attrs: Mapping[str, Any]) -> tuple[Slot, ...]:
         """Operand slots that there are, those of `parts` in place of the variadic one."""
         if self.parts is None:
             if self._operands_are_fixed:
                 return self.operands
-            states = tuple(slot for slot in self.operands if slot.is_state)
-            gone = set(states) - set(there(states, self.complete(attrs)))
+            gone = set(self._decided) - set(there(self._decided, self.complete(attrs)))
             return tuple(slot for slot in self.operands if slot not in gone)
         return (*(slot for slot in self.operands if not slot.variadic), *slots_of(self.parts(attrs)))
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from math import prod
 
-from specc.compiler.ir.core import PHASES, Module, Op, tensor_type
+from specc.compiler.ir.core import PHASES, Module, Op, is_state, tensor_type
 from specc.compiler.ir.declarations import Kernel, Reference
 from specc.compiler.ir.nodes import is_collective, is_external, node_of
 from specc.compiler.ir.opdef import Trait
@@ -261,5 +261,5 @@ def _elements(module: Module, op: Op) -> int:
     if is_long(module, op) or op.has(Trait.STORES) or is_prologue(op):
         return 0
     memory = in_memory(op)
-    given = [value for name, value in op.named_results.items() if name not in memory]
+    given = [value for name, value in op.named_results.items() if name not in memory and not is_state(value)]
     return sum(prod(block_shape(module, tensor_type(value))) for value in given)

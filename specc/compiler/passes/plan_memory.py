@@ -20,7 +20,6 @@ from specc.compiler.ir.analysis.remembered import remembered
 from specc.compiler.ir.core import Module, entry_of, tensor_type
 from specc.compiler.ir.declarations import KvPool, Layout, Node, Reference, Resources
 from specc.compiler.ir.nodes import node_of, node_order
-from specc.compiler.ir.opdef import Trait
 from specc.compiler.ir.types import StateType, TensorType, row_major
 from specc.compiler.kernels.formed import specs
 from specc.compiler.kernels.writing.family import Scratch, Spec, nbytes
@@ -169,7 +168,7 @@ def _pointer_buffers(module: Module, launches: Mapping[str, Spec]) -> list[Buffe
         if kv_pointers(pool.name) in passed:
             type_ = TensorType("i64", (pool.layers * pool.buffers,))
             buffers.append(_owned(module, kv_pointers(pool.name), type_, (1, FOREVER), "zero"))
-    for op in (op for op in module.ops() if op.has(Trait.COMMITS)):
+    for op in (op for op in module.ops() if op.opcode in TABLE_SIZES):
         parts, words = TABLE_SIZES[op.opcode]
         type_ = TensorType("i64", (int(op.attrs["layers"]) * parts, words))
         buffers.append(_owned(module, STATE_POINTERS, type_, (1, FOREVER), "zero"))

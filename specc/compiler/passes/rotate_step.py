@@ -22,6 +22,7 @@ from specc.compiler.ir.core import PATH, SECOND_HALF, Attr, CarriedValue, Module
 from specc.compiler.ir.infer import assign_types, insert_behind
 from specc.compiler.ir.nodes import is_external
 from specc.compiler.ir.opdef import Trait
+from specc.compiler.ir.ops.carry import LOAD, STORE
 from specc.compiler.ir.ops.model import COMMIT_STATE, GIVEN_HIDDEN, GIVEN_LOGITS, GIVEN_PADDED, TARGET
 from specc.compiler.ir.ops.rejection import LOGITS_FIELD, MASS, row_fields
 from specc.compiler.ir.types import TensorType
@@ -266,7 +267,7 @@ def _redraft(module: Module, body: _Body, kept: Mapping[str, Value], again: _Aga
             _write(module, op, again, given, op.opcode, operands, {**op.attrs, **shift})
     drafts, location = given[body.tokens], module.carries[DRAFTS].location
     for name, value in {DRAFTS: drafts, **{name: given[value] for name, value in kept.items()}}.items():
-        module.add_op(again.phase, "carry.store", (module.inputs[ROWS], value), (), {"field": name}, location)
+        module.add_op(again.phase, STORE, (module.inputs[ROWS], value), (), {"field": name}, location)
     for op in body.raises:
         health = module.outputs[f"{again.outputs}.health"]
         _write(module, op, again, given, op.opcode, [health, given[op["bad"]]], op.attrs)
@@ -296,12 +297,12 @@ def _verify_carried(module: Module, body: _Body, kept: Mapping[str, Value]) -> N
     """Let the step verify the drafts that are carried, below the bonus token that is, by what they were drawn from."""
     start = next(op for op in body.ops if op.opcode in ("chain.join", "chain.start"))
     where, names = (module.inputs[ROWS],), [("carried_drafts", None)]
-    load = module.add_op("prepare", "carry.load", where, names, {"field": DRAFTS}, body.location)
+    load = module.add_op("prepare", LOAD, where, names, {"field": DRAFTS}, body.location)
     assign_types(module, load)
     inside = {*body.ops, *body.raises}
     for field, value in kept.items():
         names = [(f"carried_{field}", None)]
-        given = module.add_op("prepare", "carry.load", where, names, {"field": field}, body.location)
+        given = module.add_op("prepare", LOAD, where, names, {"field": field}, body.location)
         assign_types(module, given)
         for user in [user for user in module.users(value) if user not in inside and user.phase not in SECOND_HALF]:
             module.replace_operand(user, value, given.result)

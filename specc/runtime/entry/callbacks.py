@@ -74,11 +74,12 @@ class BlockCall(Slots):
 
 
 class TargetCall(Forwarded):
-    """The nodes, with a mask those of a tree; a mask of slots has counts -> logits: T[B, N, V], hidden?: T[B, N, W]."""
+    """The nodes, a tree's with a mask, from the states at `points` -> logits: T[B, N, V], hidden?: T[B, N, W]."""
 
     tokens: Annotated[Tensor, "i64[B, N]"]
     positions: Annotated[Tensor, "i64[B, N]"]
     slots: Annotated[Tensor, "i64[B, N]"]
+    points: NotRequired[Annotated[Tensor, "i32[B]"]]
     mask: NotRequired[Annotated[Tensor, "?"]]
     counts: NotRequired[Annotated[Tensor, "i32[B, N]"]]
 

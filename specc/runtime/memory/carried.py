@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BindError
-from ..plan.fields import own, told_strides
+from ..plan.fields import told_strides
 from ..plan.plan import Buffer, Plan
 from ..semantics.convention import DTYPES
 from .tables import check_names, plain_fault
@@ -23,7 +23,7 @@ def check_carried(plan: Plan, device: torch.device, given: Mapping[str, Tensor])
     Rows may be further apart than they are long where the kernels are told how far. What the engine writes is there.
     """
     check_names("carry", given, plan.carry, "the program carries")
-    for name in sorted(plan.carry.keys() - own(plan).keys() - given.keys()):
+    for name in sorted(n for n, field in plan.carry.items() if field.written_by == "engine" and n not in given):
         buffer = plan.buffers[f"relay.{name}"]
         held = f"{DTYPES[buffer.dtype]}{list(buffer.shape)}"
         raise BindError(f"carry has no {name!r}, which the engine writes: its table {held}")

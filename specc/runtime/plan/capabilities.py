@@ -54,13 +54,10 @@ MOVES = Capability(
     ("capabilities/moving.py",), (), "`topk` above 1",
     lambda plans: any(pool.bound for plan in plans for pool in plan.kv_pools.values()),
 )  # fmt: skip
-SELECTED = Capability(
-    ("capabilities/states/select.py",), (), "`state_form: select`",
-    lambda plans: any(kernel.family == "state_select" for plan in plans for kernel in plan.kernels.values()),
-)  # fmt: skip
-FOLDED = Capability(
-    ("capabilities/states/fold.py",), (), "`state_form: fold`",
-    lambda plans: any(kernel.family == "state_fold" for plan in plans for kernel in plan.kernels.values()),
+SELECTED, FOLDED, POINTED = (
+    Capability((f"capabilities/states/{form}.py",), (), f"`state_form: {form}`", lambda plans, op=f"state.{form}": any(
+        call.op == op for plan in plans for node in plan.nodes("step") for call in getattr(node, "ops", ())
+    )) for form in ("select", "fold", "point")
 )  # fmt: skip
 OPS = Capability(
     ("capabilities/brought.py",), (), "an algorithm of a plugin", lambda plans: any(plan.ops for plan in plans)
@@ -72,9 +69,8 @@ ROTATED = Capability(
 SHAPES = Capability(
     ("capabilities/shape.py", "capabilities/step_times.py"),
     ("AcceptanceShape", "FixedShape", "ShapePolicy", "measure_step_times", "read_step_times", "write_step_times"),
-    "several numbers in `num_steps`, or `shapes`",
-    lambda plans: len(plans) > 1,
-)
+    "several numbers in `num_steps`, or `shapes`", lambda plans: len(plans) > 1,
+)  # fmt: skip
 BUDGETS = Capability(
     ("capabilities/budgets/confidence.py",), ("ConfidenceShape",), "several shapes, some with a `budget`",
     lambda plans: len(plans) > 1 and any(plan.shape.budget is not None for plan in plans),
@@ -83,7 +79,7 @@ TABLES = Capability(
     ("capabilities/draft_tables.py", "plan/token_map.py"), ("read_listed_tokens",), "`draft.head`",
     lambda plans: any(MADE & plan.inputs.keys() for plan in plans),
 )  # fmt: skip
-CAPABILITIES = (SAMPLING, RECORDS, RANKS, MOVES, SELECTED, FOLDED, OPS, ROTATED, SHAPES, BUDGETS, TABLES)
+CAPABILITIES = (SAMPLING, RECORDS, RANKS, MOVES, SELECTED, FOLDED, POINTED, OPS, ROTATED, SHAPES, BUDGETS, TABLES)
 
 
 def lacking(owner: str, name: str) -> AttributeError:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from .nodes import Launch
 from .plan import Carried, Plan
 
+STATE_POINT = "state_point"
+"""The field i32 of which snapshot is a request's recurrent state, where the program says it."""
+
 
 def own(plan: Plan) -> dict[str, Carried]:
-    """The fields that move with a request: all but those that the engine writes from step to step."""
-    return {name: field for name, field in plan.carry.items() if field.written_by != "engine"}
+    """The fields that move with a request: none that the engine writes from step to step, nor where its state is."""
+    return {n: field for n, field in plan.carry.items() if n != STATE_POINT and field.written_by != "engine"}
 
 
 def row_stride(plan: Plan, value: str) -> int:

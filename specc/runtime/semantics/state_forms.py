@@ -1,7 +1,7 @@
 """Semantics of the ops of the `state` dialect: what becomes of the states that a verification leaves.
 
-They change memory, tensors of the engine's: T[rows, ...] of what is kept, in place, and beside it T[requests, N, ...]
-of what is pending.
+Commits change memory, tensors of the engine's: T[rows, ...] of what is kept, in place, and beside it there is what is
+pending, T[requests, N, ...]. A point is a number alone: states stay where the verification has left them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .convention import Attrs, Dims, Tensors, moves
+from .convention import Attrs, Dims, Tensors, moves, register
 
 
 @moves("state.select", "target.state")
@@ -59,6 +59,31 @@ def state_fold(operands: Tensors, attrs: Attrs, dims: Dims, buffers: Sequence[Te
                 copied = torch.where(_over(place == i, state), state, copied)
             _put(kept, copied.to(kept.dtype), copies)
             _put(kept, state.to(kept.dtype), homes)
+
+
+@register("state.begin")
+def state_begin(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Rows i64[B] -> i32[B]: 0, the snapshot that a prefill leaves a state in."""
+    (rows,) = operands
+    return (torch.zeros_like(rows, dtype=torch.int32),)
+
+
+@register("state.point")
+def state_point(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Point i32[B], accept_index i32[B, A] of global node ids, accept_lens i32[B] -> i32[B]: that of the last node."""
+    point, accept_index, accept_lens = operands
+    last = accept_lens.to(torch.int64) - 1
+    columns = _columns(accept_index, last, int(attrs["nodes"]))[:, None].to(torch.int32)
+    return (torch.where(columns[:, 0] >= 0, snapshots(point, columns)[:, 0], point),)
+
+
+def snapshots(point: Tensor, columns: Tensor) -> Tensor:
+    """Where states of columns i[B, n] of a window go, of those i[B] that requests go on from: i[B, n].
+
+    That is n + 1 of column n, or 0 where this one holds what the request goes on from. So a window of N nodes has N + 1
+    snapshots, and whatever becomes of a verification, the state before it is there.
+    """
+    return torch.where(columns + 1 == point[:, None], 0, columns + 1)
 
 
 def advanced(state: Tensor, decay: Tensor, key: Tensor, update: Tensor) -> Tensor:

@@ -20,11 +20,13 @@ def _field_type(carried: Mapping[str, TensorType], attrs: Mapping[str, Any]) -> 
     return [carried[attrs["field"]]]
 
 
+LOAD, STORE = "carry.load", "carry.store"
+"""What reads the row of a field, and what replaces it."""
 _STORE = "rows: i64[B], value: T[B, *x] ->"
 
 OPS = (
     OpDef(
-        "carry.load",
+        LOAD,
         "rows: i64[B] -> value: ?",
         "The request's carried value; padding rows: 0.",
         {"field": str},
@@ -32,7 +34,7 @@ OPS = (
         traits=frozenset({Trait.LOADS, Trait.COPIES}),
     ),
     OpDef(
-        "carry.store",
+        STORE,
         _STORE,
         "Carry ``value``; padding rows store nothing.",
         {"field": str},

@@ -22,14 +22,18 @@ _IN = {"input_dtype": str, "input_width": COUNT}
 _STATES = {"states": str}
 _RECURRENT = {"recurrent": str}
 _NOT_RECURRENT = {"recurrent": ""}
+_POINT = {"point": str}
+_NO_POINT = {"point": ""}
 _IN_OUT = {**_OUT, **_IN, **_STATES}
 _MODULE = {**_SCORES, **_IN, **_STATES, "step": int}
 _NO_STATES = {"states": ""}
 _INJECT = {"capture": str, **_IN}
 _GIVEN = "what the engine's own forward of the target over bonus and drafts gave, handed over with the"
 
-TARGET, GIVEN_LOGITS, GIVEN_HIDDEN = "model.target", "model.given_logits", "model.given_hidden"
-"""The target's forward over the nodes, and what stands for it where the engine runs it by itself."""
+TARGET, PREFILL_TARGET = "model.target", "model.prefill_target"
+"""The target's forward over the nodes, and that over prompts."""
+GIVEN_LOGITS, GIVEN_HIDDEN = "model.given_logits", "model.given_hidden"
+"""What stands for the former where the engine runs it by itself."""
 TARGET_ROWS = "model.target_rows"
 """The target's forward over packed rows, of which requests have different numbers."""
 COMMIT_STATE = "model.commit_state"
@@ -73,12 +77,14 @@ OPS = (
     OpDef(
         TARGET,
         f"tokens: i64[B, ?n], positions: i64[B, ?n], slots: i64[B, ?n], {_WINDOW}, kv: !kv<target>,"
-        " state: !state<$recurrent>, mask?: ?, counts?: i32[B, ?n]"
+        " state: !state<$recurrent>, points: $point[B], mask?: ?, counts?: i32[B, ?n]"
         " -> logits: $logits_dtype[B, ?n, V], kv: !kv<target>, state: !state<$recurrent>[?n],"
         " hidden?: $dtype[B, ?n, $width], extras*: ?",
-        "The target over all nodes; without a mask they are causal. ``counts`` come with a mask of slots.",
-        {**_OUT, **_RECURRENT, "extras": str},
-        _NOT_RECURRENT,
+        "The target over all nodes; without a mask they are causal. ``counts`` come with a mask of slots. ``points``,"
+        " whose dtype is ``point``, come where the state of each node stays where the forward leaves it: they say which"
+        " one to go on from, see `state.point`.",
+        {**_OUT, **_RECURRENT, **_POINT, "extras": str},
+        {**_NOT_RECURRENT, **_NO_POINT},
         effect="external",
     ),
     OpDef(
@@ -147,7 +153,7 @@ OPS = (
         effect="external",
     ),
     OpDef(
-        "model.prefill_target",
+        PREFILL_TARGET,
         f"{_WINDOW}, kv: !kv<target>, state: !state<$recurrent>"
         " -> logits: $logits_dtype[B, V], kv: !kv<target>, state: !state<$recurrent>, hidden?: $dtype[$per, $width]",
         "The target over ragged prompts; logits of every prompt's last row. Hidden states of all rows (``per`` T), or"

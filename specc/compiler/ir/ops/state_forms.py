@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from specc.compiler.ir.opdef import COUNT, OpDef, Trait
 
+BEGIN = "state.begin"
+"""What a request begins with that carries where its state is."""
 _COMMIT = (
     "state: !state<target>[?n], accept_index: i32[B, A], accept_lens: i32[B], rows: i64[B], seq_lens: i64[B],"
     " state_rows: i32[P], kept_rows: i32[P], kept_interval: i64[1] -> state: !state<target>"
@@ -35,6 +37,21 @@ OPS = (
             "layers": COUNT, "bytes": COUNT, "record": COUNT, "heads": COUNT, "values": COUNT, "keys": COUNT,
             "groups": COUNT, "decay": str, "matrix": str, "key": str, "channels": COUNT, "window": COUNT, "input": str,
         },
+        traits=_TRAITS,
+    ),
+    OpDef(
+        BEGIN,
+        "rows: i64[B] -> point: i32[B]",
+        "The snapshot that a prefill leaves a state in: 0.",
+    ),
+    OpDef(
+        "state.point",
+        "point: i32[B], accept_index: i32[B, A], accept_lens: i32[B], state: !state<target>[?n]"
+        " -> point: i32[B], state: !state<target>",
+        "The snapshot that holds the state of node accept_index[b, accept_len - 1], of ``nodes`` of a request. Column n"
+        " left its state in snapshot n + 1, or in 0 where n + 1 is ``point``: a verification goes on from that one, and"
+        " does not write it. Requests that accept nothing keep theirs. Nothing is copied.",
+        {"layers": COUNT, "nodes": COUNT},
         traits=_TRAITS,
     ),
 )  # fmt: skip

@@ -32,13 +32,13 @@ def has_tile(module: Module, op: Op) -> bool:
     if op.has(Trait.LOADS) or op.has(Trait.STORES):
         return all_fit(module, op)
     function = None if op.opcode in ELSEWHERE else tile_of(op)
-    if function is None or changes_logits(function) or any(is_state(value) for value in op.operands):
+    if function is None or changes_logits(function):
         return False
     if op.has(Trait.PICKS) and not all_fit(module, op):
         return False  # device functions pick entries of T[N], no rows
     memory = in_memory(op)
     blocks = [value for name, value in op.named.items() if name in function.parameters]
-    blocks += [value for name, value in op.named_results.items() if name not in memory]
+    blocks += [value for name, value in op.named_results.items() if name not in memory and not is_state(value)]
     return all(fits_registers(module, value) for value in blocks)
 
 

@@ -206,7 +206,7 @@ class _Launch:
         """Bytes of keys and values, or of states, that an op reads once and writes once, or for every other branch."""
         if has(call.op, Trait.COMMITS):
             record = self._size("A") * int(call.attrs.get("record", 0))
-            return self.requests * int(call.attrs["layers"]) * (2 * int(call.attrs["bytes"]) + record)
+            return self.requests * int(call.attrs["layers"]) * (2 * int(call.attrs.get("bytes", 0)) + record)
         if not (owner := _moved(call.op)):
             return 0
         pool = self.traffic.kv_pools[owner]

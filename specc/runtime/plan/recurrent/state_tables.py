@@ -21,6 +21,9 @@ SELECT = "state.select"
 """The op that copies the state of a node."""
 FOLD = "state.fold"
 """The op that advances what is kept by what nodes add to it."""
+POINT = "state.point"
+"""The op that says which of the states that a verification leaves is that of a request, and copies none: it is carried
+as `STATE_POINT`, see `semantics.state_forms.snapshots`."""
 TABLE_SIZES = {SELECT: (4, 8), FOLD: (2, 12)}
 """By op the most tensors that the state of a layer is in, and how many numbers say where one of them is, see
 `StatePools`. A copy takes three windows and a matrix (KDA)."""
@@ -46,10 +49,10 @@ class StateTensor:
 
 @dataclass(frozen=True)
 class CommittedStates:
-    """The recurrent states of the target, the engine's, which a launch of a program commits.
+    """The recurrent states of the target, the engine's, which a program commits.
 
     Attributes:
-        op: what commits them, `SELECT` or `FOLD`.
+        op: what commits them, `SELECT`, `FOLD` or `POINT`.
         layers: layers that have some.
         nodes: nodes of a request that a verification leaves something of.
         parts: the tensors of a layer; none where `bind` is told what they are.
@@ -65,12 +68,14 @@ class CommittedStates:
     def of(plan: Plan) -> CommittedStates | None:
         """The states that a program commits; None of one that leaves that to the engine, or has none. PlanError."""
         computed = [node for node in plan.nodes("step") if not isinstance(node, OUTSIDE)]
-        for call in (call for node in computed for call in node.ops if call.op in TABLE_SIZES):
+        for call in (call for node in computed for call in node.ops if call.op in (*TABLE_SIZES, POINT)):
             try:
                 parts = folded_parts(call) if call.op == FOLD else ()
                 pool = CommittedStates(call.op, int(call.attrs["layers"]), plan.size("N"), parts)
             except (KeyError, TypeError, ValueError) as error:
                 raise PlanError(f"{call.op} does not say what it commits: {error}") from error
+            if call.op == POINT:
+                return pool
             most, words = TABLE_SIZES[call.op]
             table = plan.buffers.get(STATE_POINTERS)
             if table is None or table.shape != (pool.layers * most, words):

@@ -22,7 +22,7 @@ from specc.runtime.entry.external import STEP_AXIS
 Arguments = dict[str, tuple[str, bool]]
 DECLARED = {callback_of(opcode): op for opcode, op in OPS.items() if op.effect in ("external", "host")}
 """The op that calls each callback."""
-SPELLED = ((r"\$\w*dtype\b", "T"), (r"\$\w*width\b", "W"), (r"\?n\b", "N"))
+SPELLED = ((r"\$\w*dtype\b", "T"), (r"\$point\b", "i32"), (r"\$\w*width\b", "W"), (r"\?n\b", "N"))
 """What records write for dtypes and widths of attributes, and for the variable axis of nodes."""
 SAID = {"step": "int", "capture": "str"}
 """The attributes that a call is told."""
@@ -59,7 +59,12 @@ def spelled(op: OpDef, slot: Slot) -> str:
 
 def declared(op: OpDef) -> Arguments:
     """The same as `written` of an op."""
-    tensors = {slot.name: (spelled(op, slot), slot.optional) for slot in op.operands if not slot.owner}
+    without = {name for name, value in (op.defaults or {}).items() if value == ""}
+    tensors = {
+        slot.name: (spelled(op, slot), slot.optional or slot.decided_by in without)
+        for slot in op.operands
+        if not slot.owner
+    }
     return tensors | {name: (SAID[name], False) for name in SAID if name in (op.attrs or {})}
 
 

@@ -40,6 +40,7 @@ PROGRAMS: list[tuple[str, dict[str, Any], list[Capability]]] = [
     ("EAGLE", {"topk": 2, "num_draft_tokens": 6}, [capabilities.MOVES]),
     ("EAGLE", {"target": {"state_layers": 2, "state_form": "select"}}, [capabilities.SELECTED]),
     ("EAGLE", {"target": FOLDED}, [capabilities.FOLDED]),
+    ("EAGLE", {"target": {"state_layers": 2, "state_form": "point"}}, [capabilities.POINTED]),
     ("EAGLE", {"step": "rotated", "disaggregation": True}, [capabilities.RECORDS, capabilities.ROTATED]),
     ("EAGLE", {"num_steps": [2, 3]}, [capabilities.SHAPES]),
 ]
