@@ -26,8 +26,10 @@ from specc.lab.engine.errors import ContractError, UnsupportedModelError
 from specc.lab.engine.memory.state_pool import CONV, StatePool
 from specc.lab.engine.models.drafts import StandaloneDraft
 from specc.lab.engine.serving.requests.request import Sampling, StopConditions
+from specc.runtime.plan.recurrent.state_tables import POINT
 from specc.runtime.plan.shape import Shape
 from specc.runtime.semantics.convention import MOVES, Attrs, Dims, Move, Tensors
+from specc.runtime.semantics.reference import OPS as SEMANTICS
 
 from .conftest import EXAMPLES, Case, Models, build_wheel
 from .conftest import PROMPTS as WRITTEN
@@ -44,17 +46,21 @@ CONFIGS = [
     replace(CHAIN, overlap=True),
     replace(CHAIN, form="select"),
     replace(CHAIN, form="fold"),
+    replace(CHAIN, form="point"),
+    Config("STANDALONE", 1, 1, 2, 1, form="auto"),
     TREE,
     replace(TREE, overlap=True, form="select"),
     replace(TREE, overlap=True, form="fold"),
+    replace(TREE, overlap=True, form="point"),
     Config("EAGLE", 1, 3, 4, 16),
     Config("EAGLE", 2, 3, 7, 1, mask="slots", overlap=True, form="select"),
     Config("EAGLE3", 3, 2, 8, 1, mask="bitpacked"),
     Config("EAGLE", 2, 3, 7, 16, mask="full", form="fold"),
     Config("FROZEN_KV_MTP", 2, 2, 5, 1, mask="full"),
+    Config("EAGLE", 2, 3, 7, 16, mask="full", form="point"),
     Config("MULTI_LAYER_EAGLE", 1, 3, 4, 16, overlap=True),
     Config("DFLASH", 1, 3, 4, 1),
-    Config("NGRAM", 1, 3, 4, 1),
+    Config("NGRAM", 1, 3, 4, 1, form="auto"),
     Config("NGRAM", 2, 3, 7, 16, mask="bitpacked", overlap=True),
 ]
 MIXED = replace(TREE, others=(Shape(4, 1, 5), Shape(2, 2, 5), Shape(0, 1, 1)))
@@ -68,7 +74,7 @@ REQUESTS = [
 
 each_family = pytest.mark.parametrize("family", HYBRIDS)
 each_config = pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.algorithm.lower()}-{c.topk}-{c.form}")
-each_form = pytest.mark.parametrize("form", ["engine", "select", "fold"])
+each_form = pytest.mark.parametrize("form", ["engine", "select", "fold", "point"])
 
 
 @each_family
@@ -218,6 +224,27 @@ def test_texts_depend_on_the_state(
     assert sum(right) < len(right) - 1
 
 
+@each_family
+@pytest.mark.parametrize("forms", [("select", "point"), ("point", "engine"), ("point", "fold")])
+def test_a_handover_is_of_a_state_whatever_the_form(forms: tuple[str, str], family: str) -> None:
+    """What has gone some steps is settled, and goes on elsewhere."""
+    given, taking = (make_engine(replace(CHAIN, family=family, form=form)) for form in forms)
+    prompt = REQUESTS[0]
+    given.add(prompt, StopConditions(NEW))
+    for _ in range(3):
+        given.step()
+    (request,) = given.scheduler.running
+    text = (*prompt, *expected(prompt, family))[: request.committed]
+    states = given.places.take(request.row or 0, request.committed)["target_state"]
+    ((_, handover),) = handed_over(replace(CHAIN, family=family, form=forms[1]), [text])
+    for state, wanted in zip(states, handover.kv["target_state"], strict=True):
+        torch.testing.assert_close(state, wanted, rtol=1e-3, atol=1e-4)
+    moved = replace(handover, kv={**handover.kv, "target_state": states})
+    taking.add(text, StopConditions(NEW), handover=moved)
+    done = [completion for _ in range(NEW) for completion in taking.step()]
+    assert [completion.token_ids for completion in done] == [expected(text, family)[:NEW]]
+
+
 def misread(row: int, column: int) -> Callable[..., Any]:
     """The commit of a program that ends so many places before the last node, of so many rows further."""
 
@@ -249,6 +276,36 @@ MISTAKES = [
     for form in ("select", "fold")
     for name, fault in {"before": misread(0, 1), "other": misread(1, 0), "none": lambda _: lambda *_: None}.items()
 ] + [pytest.param("fold", without(*which), id=f"fold-{which}") for which in ((0, 1), (4, 5))]
+
+
+def pointing(column: int, *, before: bool) -> Callable[..., Any]:
+    """The number of a snapshot so many nodes further, or as it was."""
+
+    def wrong(point: Callable[..., Tensors]) -> Callable[..., Tensors]:
+        def pointed(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+            old, index, lens = operands
+            last = torch.arange(index.shape[1]) == lens[:, None] - 1
+            nodes = int(attrs["nodes"])
+            index = torch.where(last & (index % nodes + column < nodes), index + column, index)
+            return (old,) if before else point((old, index, lens), attrs, dims)
+
+        return pointed
+
+    return wrong
+
+
+@each_family
+@pytest.mark.parametrize("config", [CHAIN, TREE], ids=["chain", "tree"])
+@pytest.mark.parametrize("fault", [pointing(0, before=True), pointing(1, before=False)], ids=["none", "next"])
+def test_texts_depend_on_where_a_program_says_that_states_are(
+    config: Config, fault: Callable[..., Any], family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same of its number."""
+    monkeypatch.setitem(SEMANTICS, POINT, fault(SEMANTICS[POINT]))
+    engine = make_engine(replace(config, family=family, form="point"))
+    outputs = [done.token_ids for done in engine.generate(REQUESTS, StopConditions(NEW))]
+    right = [text == expected(prompt, family)[:NEW] for prompt, text in zip(REQUESTS, outputs, strict=True)]
+    assert sum(right) < len(right) - 1
 
 
 @each_family
@@ -285,7 +342,9 @@ def test_a_draft_that_keeps_a_state_is_refused_by_name(family: str) -> None:
 
 
 @each_family
-@pytest.mark.parametrize(("topk", "form"), [(1, "engine"), (2, "engine"), (1, "fold"), (2, "fold")])
+@pytest.mark.parametrize(
+    ("topk", "form"), [(1, "engine"), (2, "engine"), (1, "fold"), (2, "fold"), (1, "point"), (2, "auto")]
+)
 def test_a_directory_is_built_for_and_run(
     family: str, topk: int, form: str, models: dict[str, Models], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -157,7 +157,7 @@ def plans_of(config: Config) -> tuple[Plan, ...]:
     draft = SIZES | {"num_layers": LAYERS.get(config.algorithm, SIZES["num_layers"]), "head": config.head}
     draft |= {"vocab_size": len(config.part), "token_map": "engine"} if config.part else {}
     recurrent = {"num_hidden_layers": 4, "state_layers": 2, "state_form": config.form}
-    recurrent |= {"state": STATES[config.family]} if config.form == "fold" else {}
+    recurrent |= {"state": STATES[config.family]} if config.form in ("fold", "auto") else {}
     target = SIZES | (recurrent if config.family in HYBRIDS else {})
     loaded = programs.load(config.algorithm, target=target, draft=draft, **config.keys)
     return tuple(built.plan for built in build_program(loaded).shapes)

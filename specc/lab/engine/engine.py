@@ -122,6 +122,7 @@ class Engine:
         buffers = {owner: pool.buffers for owner, pool in self.pools.items()}
         given = {**options, **fitting.bring(self.program.plans.values(), tables, self.draft, self.states)}
         self.bound = self.program.bind(self.callbacks, self.table.tensor, kv_pools=buffers, **given)
+        fitting.follow_points(self.states, self.bound.pools)
 
     @property
     def replays(self) -> Any:

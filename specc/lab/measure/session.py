@@ -36,6 +36,7 @@ from specc.runtime.plan.recurrent.state_tables import (
     OWNER,
     SELECT,
     STATE_ROWS,
+    TABLE_SIZES,
     CommittedStates,
     StateTensor,
 )
@@ -115,7 +116,7 @@ class Session:
         self.arena, bound = Arena(plan, device, poison=0), {o: pool for o, pool in plan.kv_pools.items() if pool.bound}
         self.kv = KvPools(plan, device, {o: self._buffers(p.layers * p.buffers, p.row_bytes, p.dtype, slots)
                                          for o, p in bound.items()})  # fmt: skip
-        if (pool := CommittedStates.of(plan)) is not None:
+        if (pool := CommittedStates.of(plan)) is not None and pool.op in TABLE_SIZES:
             form = SelectedStates if pool.op == SELECT else FoldedStates
             self.kv = form(plan, pool, device, {OWNER: states}, self.kv)
         self.kv.write_pointers(self.arena)
@@ -263,7 +264,7 @@ class Session:
         return [made.clone().view(getattr(torch, dtype)) for _ in range(count)]
 
     def _states(self, tables: Mapping[str, Tensor]) -> list[tuple[Tensor, ...]]:
-        """States of zeros for a program that commits them, a row for each pool row, as its tables say then."""
+        """States of zeros for launches that commit them, a row for each pool row, as its tables say then."""
         if STATE_ROWS not in tables:
             return []
         rows = torch.arange(self.plan.size("P"), dtype=torch.int32, device=self.device)

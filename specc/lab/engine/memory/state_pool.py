@@ -104,6 +104,14 @@ class StatePool:
         """All tensors, by layers."""
         return [self.parts[part] for part in sorted(self.parts)]
 
+    def of_row(self, row: int) -> list[Tensor]:
+        """The state of a pool row, by layers."""
+        return [tensor[row] for tensor in self.tensors]
+
+    def first_of_row(self, row: int) -> list[Tensor]:
+        """Where a state that comes from elsewhere goes, by layers."""
+        return self.of_row(row)
+
     def clear(self, row: int) -> None:
         """Leave nothing in a pool row."""
         for states in self.parts.values():
@@ -121,11 +129,14 @@ class StatePool:
         if any(len(left) < count or left.shape[1] < nodes for left in self.pending.values()) or not self.pending:
             self.make_room(count, nodes)
 
-    def runs(self, rows: Tensor, parents: Tensor, order: Tensor) -> Iterator[tuple[Tensor, RowStates]]:
+    def runs(
+        self, rows: Tensor, parents: Tensor, order: Tensor, points: Tensor | None = None
+    ) -> Iterator[tuple[Tensor, RowStates]]:
         """Yield the node of every row that is to be run, i64[b], and the states that its parent left.
 
         rows i64[b] are pool rows; parents i64[b, N] of nodes, -1 for what was committed; order i64[b, N]: the nodes,
-        parents first. What a forward makes of the states is pending when the next one is asked for.
+        parents first; points are of `SnapshotStates`. What a forward makes of the states is pending when the next one
+        is asked for.
         """
         self._fit(*parents.shape)
         row = torch.arange(len(rows), device=rows.device)
@@ -134,7 +145,7 @@ class StatePool:
             parent = parents[row, node]
             left = RowStates(
                 {
-                    part: torch.where(_over(parent >= 0, begun[part]), states[row, parent.clamp(min=0)], begun[part])
+                    part: torch.where(over(parent >= 0, begun[part]), states[row, parent.clamp(min=0)], begun[part])
                     for part, states in self.pending.items()
                 }
             )
@@ -153,6 +164,6 @@ class StatePool:
             states[rows[live]] = self.pending[part][last // self._nodes, last % self._nodes]
 
 
-def _over(flags: Tensor, states: Tensor) -> Tensor:
+def over(flags: Tensor, states: Tensor) -> Tensor:
     """Flags i1[b] as they broadcast over states T[b, ...]."""
     return flags.view(-1, *[1] * (states.dim() - 1))

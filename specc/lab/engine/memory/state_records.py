@@ -155,7 +155,9 @@ class RecordedStates(StatePool):
         matrices_first = sorted(self.parts, key=lambda part: (part.layer, part.kind == CONV))
         return [(self._seen(part, self.parts[part]), *self.records[part]) for part in matrices_first]
 
-    def runs(self, rows: Tensor, parents: Tensor, order: Tensor) -> Iterator[tuple[Tensor, RowStates]]:
+    def runs(
+        self, rows: Tensor, parents: Tensor, order: Tensor, points: Tensor | None = None
+    ) -> Iterator[tuple[Tensor, RowStates]]:
         """As of snapshots: the states of a node's parent are what its ancestors have added to the committed ones."""
         self._fit(*parents.shape)
         row = torch.arange(len(rows), device=rows.device)

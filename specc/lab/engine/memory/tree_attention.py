@@ -108,11 +108,13 @@ def node_by_node(
     pool: StatePool,
     rows: Tensor,
     begin: Tensor,
+    points: Tensor | None = None,
 ) -> list[Tensor]:
     """Run nodes i64[b, N] of the windows of pool rows i64[b], each from the recurrent states that its parent left.
 
     begin: the position i64[b] of every window's first slot. A node's parent is the one that it sees one position before
-    its own. Returns of all nodes, T[b, N, ...], what `run` gives for tokens i64[b, 1] and their memory.
+    its own. points: see `SnapshotStates`. Returns of all nodes, T[b, N, ...], what `run` gives for tokens i64[b, 1] and
+    their memory.
     """
     positions = window.positions
     count = positions.shape[1]
@@ -123,7 +125,7 @@ def node_by_node(
     order = positions.argsort(dim=1, stable=True)
     found = [
         run(tokens.gather(1, node[:, None]), NodeContext(window, node, states))
-        for node, states in pool.runs(rows, parents, order)
+        for node, states in pool.runs(rows, parents, order, points)
     ]
     places = order.argsort(1)[..., None]
     return [torch.cat(parts, 1).take_along_dim(places, 1) for parts in zip(*found, strict=True)]

@@ -122,7 +122,8 @@ class TargetCallbacks:
         if pool is None:
             states, handed = self._run(tokens, window)
         else:
-            states, handed = node_by_node(self._run, window, tokens, pool, call["rows"], call["seq_lens"])
+            where = call["rows"], call["seq_lens"], call.get("points")
+            states, handed = node_by_node(self._run, window, tokens, pool, *where)
         return captured(self._target_logits(states), handed, call["capture"])
 
     @torch.inference_mode()

@@ -13,18 +13,21 @@ from specc.compiler.ir.ops.lattice import SELECTOR
 from specc.lab.engine.errors import EngineError, UnsupportedModelError
 from specc.lab.engine.memory.state_pool import StatePool, state_pools
 from specc.lab.engine.memory.state_records import RecordedStates
+from specc.lab.engine.memory.state_snapshots import SnapshotStates
 from specc.lab.engine.models.causal_models import CausalModel, TargetModel
 from specc.lab.engine.models.drafts import Draft
 from specc.lab.engine.serving.checking import check_scores
 from specc.runtime import AcceptanceShape, ConfidenceShape, FixedShape, ShapePolicy
 from specc.runtime.capabilities.shape import ShapeBuckets, StepTimes
 from specc.runtime.plan.draft_head import HEAD
+from specc.runtime.plan.fields import STATE_POINT
 from specc.runtime.plan.plan import RANK, TOKEN_MAP, Plan
 from specc.runtime.plan.recurrent.state_tables import (
     FOLD,
     KEPT_INTERVAL,
     KEPT_ROWS,
     OWNER,
+    POINT,
     STATE_ROWS,
     CommittedStates,
 )
@@ -57,7 +60,7 @@ def check_program(plan: Plan, models: Mapping[str, TargetModel | Draft], *, tree
         raise EngineError(f"the program has {'a' if role in plan.models else 'no'} {role} model")
     for role, model in models.items():
         model.facts.check(role, plan.models[role])
-    commits = COMMIT_STATE in plan.callbacks() or STATE_ROWS in plan.inputs
+    commits = COMMIT_STATE in plan.callbacks() or CommittedStates.of(plan) is not None
     if commits != bool(states := models["target"].facts.states):
         layers = len({shape.part.layer for shape in states})
         what = f"{layers or 'no'} layers of the target keep a recurrent state"
@@ -162,18 +165,28 @@ def make_states(target: TargetModel, plans: Collection[Plan]) -> dict[str, State
     UnsupportedModelError where a program advances others.
     """
     shapes, rows = target.facts.states, max(plan.size("P") for plan in plans)
-    pools = [pool for plan in plans if (pool := CommittedStates.of(plan)) is not None and pool.op == FOLD]
-    if not shapes or not pools:
-        return state_pools({OWNER: shapes}, rows, target.device)
-    return {OWNER: RecordedStates(shapes, rows, target.model, pools[0], target.device)}
+    pools = [pool for plan in plans if (pool := CommittedStates.of(plan)) is not None]
+    form = pools[0].op if shapes and pools else ""
+    if form == FOLD:
+        return {OWNER: RecordedStates(shapes, rows, target.model, pools[0], target.device)}
+    if form == POINT:
+        return {OWNER: SnapshotStates(shapes, rows, max(pool.nodes for pool in pools), target.device)}
+    return state_pools({OWNER: shapes}, rows, target.device)
 
 
 def bring_states(plans: Collection[Plan], states: Mapping[str, StatePool]) -> dict[str, Any]:
     """Return the states of the target for a program that commits them; nothing for another one."""
-    if not any(STATE_ROWS in plan.inputs for plan in plans):
+    if all(CommittedStates.of(plan) is None for plan in plans):
         return {}
     states[OWNER].make_room(max(plan.buckets[-1] for plan in plans), max(plan.size("N") for plan in plans))
     return {"state_pools": {OWNER: states[OWNER].bound}}
+
+
+def follow_points(states: Mapping[str, StatePool], carried: Mapping[str, Tensor]) -> None:
+    """Let the states of a program that leaves them where they are be those that it carries the number of."""
+    for pool in states.values():
+        if isinstance(pool, SnapshotStates):
+            pool.points = carried[STATE_POINT]
 
 
 def head_of(draft: Draft) -> Tensor:

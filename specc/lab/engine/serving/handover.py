@@ -77,7 +77,7 @@ class Places:
         return {
             owner: [buffer[self._slots(row, 0, self.count(owner, length))] for buffer in pool.buffers]
             for owner, pool in self.pools.items()
-        } | {owner + STATE: [tensor[row].clone() for tensor in pool.tensors] for owner, pool in self.states.items()}
+        } | {owner + STATE: [tensor.clone() for tensor in pool.of_row(row)] for owner, pool in self.states.items()}
 
     def put(self, row: int, start: int, kv: Kv) -> None:
         """Write rows into the slots of a pool row from position `start` on; what is before it is there already."""
@@ -85,13 +85,15 @@ class Places:
             for buffer, rows in zip(pool.buffers, kv[owner], strict=True):
                 buffer[self._slots(row, start, len(rows))] = rows[start:].to(buffer.device)
         for owner, pool in self.states.items():
-            for tensor, state in zip(pool.tensors, kv[owner + STATE], strict=True):
-                tensor[row] = state.to(tensor.device)
+            for tensor, state in zip(pool.first_of_row(row), kv[owner + STATE], strict=True):
+                tensor.copy_(state)
 
     def check(self, length: int, kv: Mapping[str, Any]) -> None:
         """ContractError unless these are the rows of a prompt of some length, in the dtypes and shapes of the pools."""
         expected = {owner: self._types(owner, length) for owner in self.pools}
-        expected |= {owner + STATE: [_type_of(t[0]) for t in pool.tensors] for owner, pool in self.states.items()}
+        expected |= {
+            owner + STATE: [_type_of(tensor) for tensor in pool.first_of_row(0)] for owner, pool in self.states.items()
+        }
         types = {owner: [_type_of(rows) for rows in tensors] for owner, tensors in kv.items()}
         if types != expected:
             raise ContractError(f"the keys and values of a prompt of {length} tokens are {expected}, not {types}")

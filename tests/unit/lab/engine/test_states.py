@@ -90,8 +90,17 @@ class Steps:
         mode = self.callbacks.mask_mode
         if mode is not None:
             call |= slots_of(trees, slots) if mode == "slots" else {"mask": mask_of(trees, mode, lengths)}
+        call |= self.told(rows)
         self.callbacks.target(**call, positions=seq_lens[:, None] + depth, capture="null")
         return tokens
+
+    def told(self, rows: Tensor) -> dict[str, Tensor]:
+        """What else the target is told of pool rows."""
+        return {}
+
+    def kept(self) -> dict[StatePart, Tensor]:
+        """The states of all pool rows, T[P, ...]."""
+        return self.states.parts
 
     def commit(self, order: list[int], accepted: list[list[int]]) -> None:
         """Commit the last node of every row's path; nodes that are no path's last are no numbers any more."""
@@ -126,9 +135,9 @@ def follow(steps: Steps, random: Random) -> None:
         trees = (
             [random_tree(NODES, steps.generator) for _ in order] if mode else [[*range(-1, NODES - 1)] for _ in order]
         )
-        before = [tensor.clone() for tensor in steps.states.tensors]
+        before = [tensor.clone() for tensor in steps.kept().values()]
         tokens = steps.verify(order, trees)
-        assert all(map(same, before, steps.states.tensors)), "a verification leaves states as they were"
+        assert all(map(same, before, steps.kept().values())), "a verification leaves states as they were"
         paths = [
             path_of(tree, random.randrange(NODES)) if row and random.random() < 0.9 else []
             for row, tree in zip(order, trees, strict=True)
@@ -141,7 +150,7 @@ def follow(steps: Steps, random: Random) -> None:
         rewrite(steps, target)
         for row, text in enumerate(steps.texts, start=1):
             for part, wanted in fed(target, text).items():
-                torch.testing.assert_close(steps.states.parts[part][row], wanted, rtol=1e-3, atol=1e-4)
+                torch.testing.assert_close(steps.kept()[part][row], wanted, rtol=1e-3, atol=1e-4)
         for tensor in steps.states.tensors:
             assert not tensor[0].any()
             assert bool(tensor[5].isnan().all())
