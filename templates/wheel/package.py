@@ -35,6 +35,9 @@ What the engine brings:
 {%- for part in parts %}
   ({{ part }}){{ "," if not loop.last else "." }}
 {%- endfor %}
+{% elif states == "state.point" -%}
+* `state_pools`: the states of the target's recurrent layers, each T[rows, snapshots, ...], with a row for every pool
+  row and a snapshot more than a shape has nodes. The program carries which one a request goes on from.
 {% elif states -%}
 * `state_pools`: the states of the target's recurrent layers, pairs of what is kept T[rows, ...] and what is pending
   T[requests, N, ...].

@@ -91,7 +91,7 @@ class Preset:
     whole_text: Mapping[str, str] = field(default_factory=dict[str, str])
     parts_of_tokens: bool = True
     missing_sampling: tuple[str, ...] = ()
-    missing_state_forms: tuple[str, ...] = ("fold",)
+    missing_state_forms: tuple[str, ...] = ("fold", "point", "auto")
     one_dtype: bool = False
     unserved: Callable[[EngineNeeds], Iterable[tuple[tuple[str, ...], str]]] = nothing
     budgets: bool = False

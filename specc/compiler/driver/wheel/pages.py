@@ -10,7 +10,7 @@ from typing import Any
 from specc.runtime.plan.nodes import External, Given
 from specc.runtime.plan.outputs import PROPOSE, spelled, typed_outputs
 from specc.runtime.plan.plan import PROMPT, TABLE, Plan
-from specc.runtime.plan.recurrent.state_tables import STATE_ROWS, CommittedStates, StateTensor
+from specc.runtime.plan.recurrent.state_tables import CommittedStates, StateTensor
 
 WIDTH = 100
 HELD = "\0"
@@ -20,10 +20,10 @@ STEP_AXIS = "D"
 
 
 def wanted(plan: Plan) -> dict[str, Any]:
-    """What pages say of the engine's side: KV buffers that are changed, tables, prompts, sampling, its name."""
+    """What pages say of the engine's side: KV buffers that are changed, states, tables, prompts, sampling, its name."""
     return {
         "moved": sorted(owner for owner, pool in plan.kv_pools.items() if pool.bound),
-        "states": STATE_ROWS in plan.inputs,
+        "states": pool.op if (pool := CommittedStates.of(plan)) is not None else "",
         "parts": _parts(plan),
         "tables": list(plan.tables()),
         "prompts": PROMPT in plan.inputs,
@@ -33,7 +33,7 @@ def wanted(plan: Plan) -> dict[str, Any]:
 
 
 def _parts(plan: Plan) -> list[str]:
-    """What `state_pools` has of each layer, a line for each part; none of a copy, which takes any."""
+    """What `state_pools` has of each layer, a line for each part; none of states of any size."""
 
     def spelt(tensor: StateTensor, before: str) -> str:
         return f"{tensor.name} {tensor.dtype}[{before}, {', '.join(map(str, tensor.shape))}]"

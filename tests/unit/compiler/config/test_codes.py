@@ -21,6 +21,11 @@ def edit(old: str, new: str) -> str:
     return VALID.replace(old, new, 1)
 
 
+def pointed(form: str) -> str:
+    """Return the configuration of a target whose states have another form."""
+    return edit("target:\n", f"target:\n  state_layers: 3\n  state_form: {form}\n")
+
+
 def folds(old: str, new: str) -> str:
     """Return the configuration of a target whose states the program advances, changed."""
     changed = STATE if not old else STATE.replace(old, new)
@@ -192,6 +197,9 @@ CASES: list[tuple[str, str | bytes, int, int]] = [
     ("config/not-a-mapping", folds("{kind: GDN, heads: 4, rows: 8, columns: 16, groups: 2, kernel: 4}", "7"), 15, 10),
     ("config/engine-unsupported", folds("", "").replace("verify: greedy", "engine: sglang"), 14, 15),
     ("config/engine-unsupported", folds("", "").replace("verify: greedy", "engine: vllm"), 14, 15),
+    ("config/engine-unsupported", pointed("point").replace("verify: greedy", "engine: sglang"), 14, 15),
+    ("config/engine-unsupported", pointed("auto").replace("verify: greedy", "engine: vllm"), 14, 15),
+    ("legal/state-form", pointed("point").replace("verify: greedy", "step: rotated"), 14, 15),
     ("config/unknown-key", VALID.replace("draft:\n", f"draft:\n{STATE}"), 20, 3),
     ("legal/head", VALID + "  head: int8\n  logits_dtype: bfloat16\n", 27, 17),
     ("legal/head", edit("sm_100", "sm_86") + "  head: fp8\n", 11, 16),

@@ -14,6 +14,7 @@ from fakes.plans import chain_plan, tree_plan
 from fakes.toy_wheel import toy_artifact, toy_wheel
 from packaging.metadata import Metadata
 from packaging.utils import parse_wheel_filename
+from programs import planned
 from wheel.wheelfile import WheelFile
 
 import specc.runtime
@@ -120,6 +121,7 @@ def test_the_runtime_is_copied_byte_for_byte(built: Path) -> None:
         "sampling",
         "shape",
         "states/fold",
+        "states/point",
         "states/select",
         "step_times",
         "draft_tables",
@@ -172,6 +174,26 @@ def test_the_description_says_which_kv_buffers_to_bind(built: Path, info: str, t
     tree = read(other)[f"{PACKAGE}-{version_of(other)}.dist-info/METADATA"].decode()
     assert "step = program.bind(callbacks, req_to_token, kv_pools)\n" in tree
     assert 'of the draft and the target. `kv_pools` has the engine\'s buffers, by model: `"draft"`, `"target"`,' in tree
+
+
+STATES = {"kind": "GDN", "heads": 2, "rows": 4, "columns": 4, "groups": 1, "kernel": 4}
+BOUND = {
+    "select": 'copies states of the target\'s recurrent layers. `state_pools` has under `"target"` a pair of tensors',
+    "fold": "layer by layer, the parts `(matrix f32[rows, 2, 4, 4], decay f32[requests, N, 2], ",
+    "point": '`state_pools` has under `"target"`, layer by layer, tensors `[rows, snapshots, ...]`, each in a tuple',
+}
+
+
+@pytest.mark.parametrize("form", BOUND)
+def test_the_description_says_which_states_to_bind(form: str, tmp_path: Path) -> None:
+    state = {"state": STATES} if form == "fold" else {}
+    (plan,) = planned("STANDALONE", target={"state_layers": 2, "state_form": form, **state})
+    made = toy_wheel(tmp_path, plan=plan, artifacts=[toy_artifact(name, "sm_90") for name in plan.kernels])
+    files = read(made)
+    description = files[f"{PACKAGE}-{version_of(made)}.dist-info/METADATA"].decode()
+    assert "state_pools=state_pools" in description
+    assert BOUND[form] in description
+    assert b"* `state_pools`: the states of the target's recurrent layers" in files[f"{PACKAGE}/__init__.py"]
 
 
 def test_manifest(built: Path) -> None:
