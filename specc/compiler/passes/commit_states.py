@@ -18,11 +18,12 @@ from specc.compiler.config.schema import StateForm
 from specc.compiler.ir.core import CarriedValue, Module, Op, Value
 from specc.compiler.ir.infer import assign_types
 from specc.compiler.ir.ops.carry import LOAD, STORE
-from specc.compiler.ir.ops.model import COMMIT_STATE, PREFILL_TARGET
+from specc.compiler.ir.ops.model import COMMIT_STATE, PREFILL_TARGET, TARGET
 from specc.compiler.ir.ops.state_forms import BEGIN
 from specc.compiler.ir.types import DTYPES, NAMES, StateType, TensorType
 from specc.compiler.pass_manager.options import SIZE, Range
 from specc.compiler.pass_manager.pass_base import Choice, Context, Pass, Rejected
+from specc.compiler.support.diagnostics import Diagnostic, DiagnosticError
 from specc.runtime.plan.fields import STATE_POINT
 from specc.runtime.plan.nodes import OpCall
 from specc.runtime.plan.recurrent.state_tables import (
@@ -142,17 +143,19 @@ class CommitStates(Pass):
         """Carry which node's state is that of the request, and let the next verification go on from there."""
         pending, at = commit["state"], ctx.at("target", "state_form") or commit.location
         verify, store = pending.source, {"field": STATE_POINT}
-        assert verify is not None
+        if verify is None or verify.opcode != TARGET:
+            message = "state_form: point where another forward than the target's own leaves states"
+            raise DiagnosticError(Diagnostic("config/not-yet", message, at, "write select"))
         module.carries[STATE_POINT] = CarriedValue(STATE_POINT, TensorType("i32", ("B",)), at)
-        (prefill,) = module.find(PREFILL_TARGET)
 
         def add(phase: str, opcode: str, operands: tuple[Value, ...], *names: str, **attrs: str | int) -> Op:
             made = module.add_op(phase, opcode, operands, [(name, None) for name in names], attrs, at)
             assign_types(module, made)
             return made
 
-        begin = add("prefill", BEGIN, (prefill["rows"],), "first_point")
-        add("prefill", STORE, (prefill["rows"], begin.result), **store)
+        for prefill in module.find(PREFILL_TARGET):
+            begin = add("prefill", BEGIN, (prefill["rows"],), "first_point")
+            add("prefill", STORE, (prefill["rows"], begin.result), **store)
         point = add("prepare", LOAD, (verify["rows"],), STATE_POINT, **store).result
         given = [(value, point) if name == "state" else (value,) for name, value in verify.named.items()]
         verify.attrs["point"] = "i32"

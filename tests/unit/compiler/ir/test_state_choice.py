@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from programs import load, passes_to, planned
+from programs import compile_to, load, passes_to, planned
 
 from specc.compiler.driver.compile import start_module
+from specc.compiler.ir.ops.model import COMMIT_STATE
+from specc.compiler.ir.types import StateType
 from specc.compiler.pass_manager.manager import run_passes
 from specc.compiler.pass_manager.pass_base import Choice, Context
+from specc.compiler.passes.commit_states import CommitStates
 from specc.compiler.support.diagnostics import DiagnosticError
 from specc.runtime.plan.recurrent.state_tables import FOLD, POINT, SELECT, CommittedStates
 
@@ -93,6 +96,16 @@ def test_all_shapes_have_one_form() -> None:
     """That of the most nodes."""
     assert form(target=target(state=SIZES), num_steps=[1, 3]) == FOLD
     assert form(target=target(state=SIZES), num_steps=[0, 1]) == POINT
+
+
+def test_states_that_another_forward_leaves_are_not_left_where_they_are() -> None:
+    loaded = load("NGRAM", target=target())
+    module = compile_to("select-compaction", loaded)
+    (commit,) = module.find(COMMIT_STATE)
+    pending = module.add_input("left", commit["state"].type or StateType("target", "state", "A"))
+    module.replace_operand(commit, commit["state"], pending)
+    with pytest.raises(DiagnosticError, match=r"config/not-yet.*another forward than the target's own"):
+        CommitStates.of(loaded).run(module, Context(loaded))
 
 
 @pytest.mark.parametrize(
