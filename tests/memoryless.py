@@ -7,7 +7,7 @@ is never thrown out.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -178,16 +178,19 @@ class Dflash(Memoryless[DflashDraft]):
         with plain_head(head):
             return head(bonus, positions[None], attention_mask=everything, past_key_values=cache)[0, first:]
 
-    def scores(self, known: int, steps: int) -> Tensor:
-        """Scores T[steps, Vd] of all places; of a Markov head or a selector each behind the best draft before it."""
+    def scores(self, known: int, steps: int, chosen: Callable[[Tensor, int], int] | None = None) -> Tensor:
+        """Scores T[steps, Vd] of all places.
+
+        Those of a Markov head or a selector are behind the draft before, the best one or as `chosen` of its scores.
+        """
         rows = self.rows(known, steps)
         scores = self.draft.logits(rows)
         if not isinstance(self.draft.head, DsparkHead | Dflash2Head):
             return scores
         before, behind = self.tokens[known - 1].item(), list[Tensor]()
-        for row, score in zip(rows, scores, strict=True):
+        for place, (row, score) in enumerate(zip(rows, scores, strict=True)):
             behind.append(self._behind(row, score, torch.tensor(before, device=scores.device)))
-            (before,) = self.best(behind[-1])
+            before = self.best(behind[-1])[0] if chosen is None else chosen(behind[-1], place)
         return torch.stack(behind)
 
     def chain(self, known: int, steps: int) -> list[int]:

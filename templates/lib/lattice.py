@@ -9,6 +9,7 @@ import triton.language as tl
 
 from .best import key_index, sort_key
 from .sample import log_of
+from .topk import exp_below
 
 LEAST = tl.constexpr(2.0**-126)
 """The smallest share of a candidate."""
@@ -83,14 +84,19 @@ def lattice_walk(
     V: tl.constexpr,
     SIZE_P: tl.constexpr,
     SIZE_STATES: tl.constexpr,
+    CONFIDENCE: tl.constexpr,
 ):
-    """The token i64[S] chosen at each place, of candidates index i64[S, k] with shares p f32[S, k]: see the op."""
+    """The token i64[S] chosen at each place, of candidates index i64[S, k] with shares p f32[S, k]: see the op.
+
+    With CONFIDENCE also how probable each is, f32[S].
+    """
     live = rows != 0
     place = tl.arange(0, p.shape[0])
     k = tl.arange(0, p.shape[1])
     share = shares_of(p)
     token = bonus.to(tl.int64)
     tokens = tl.zeros([p.shape[0]], tl.int64)
+    found = tl.zeros([p.shape[0]], tl.float32)
     for step in range(S):
         candidate = of_place(index, step)
         state_ptr = states_ptr + (b.to(tl.int64) * S + step) * SIZE_STATES
@@ -99,7 +105,15 @@ def lattice_walk(
         best = key_index(tl.max(sort_key(score, k), axis=0))
         token = tl.sum(tl.where(k == best, candidate, 0), axis=0)
         tokens = tl.where(place == step, token, tokens)
-    return tl.where(live, tokens, 0)
+        if CONFIDENCE != "":
+            top = tl.max(score, axis=0)
+            e = tl.where(k < SIZE_P, exp_below(score, top + tl.zeros_like(score)), 0.0)
+            one = tl.where(top > float("-inf"), tl.div_rn(1.0, tl.sum(e, axis=0)), 0.0)
+            found = tl.where(place == step, one, found)
+    chosen = tl.where(live, tokens, 0)
+    if CONFIDENCE != "":
+        chosen = chosen, tl.where(live, found, 0.0)
+    return chosen
 
 
 @triton.jit

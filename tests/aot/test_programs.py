@@ -34,6 +34,8 @@ BUDGETS = {"num_steps": [2, 4], "budget": [2, 3, "all"]}
 """Several of them, whose tokens are all expected by the launch that shares rows out."""
 DRAWN = {mode: {"verify": mode} for mode in get_args(Verify) if mode != "greedy"}
 DRAWN |= {"coupled": {"verify": "target_only", "draft_sampling": "coupled"}}
+BUDGETED = "EAGLE-chain", "DFLASH-chain", "DSPARK-chain", "DFLASH2-chain"
+"""Chains that have one: of forwards, of a block, and of blocks whose drafts know the one before."""
 """Ways to verify by what is drawn. All but the first draw drafts as well, which takes a chain of a model's."""
 
 
@@ -53,7 +55,7 @@ def programs() -> dict[str, dict[str, Any]]:
     configurations |= {
         f"{name}-f32-logits": configurations[name] | scored_in_f32 for name in ("EAGLE-chain", "EAGLE-tree")
     }
-    configurations |= {f"{name}-budget": configurations[name] | BUDGET for name in ("EAGLE-chain", "DFLASH-chain")}
+    configurations |= {f"{name}-budget": configurations[name] | BUDGET for name in BUDGETED}
     configurations["EAGLE-chain-budgets"] = configurations["EAGLE-chain"] | BUDGETS
     drawn = configurations["EAGLE-chain-target_only"] | BUDGET
     configurations["EAGLE-chain-target_only-budget"] = drawn | {"sampling": ["penalties", "grammar", "top_k"]}

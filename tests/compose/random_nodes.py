@@ -57,7 +57,8 @@ class NodeOps(Values):
             for name in names
         ]
         if self.rng.random() < 0.5:
-            self.make("lattice.walk", self.rows(), self.of("i32", "B"), p, index, states, *tables)
+            told = self.rng.choice(["", "f32"])
+            self.make("lattice.walk", self.rows(), self.of("i32", "B"), p, index, states, *tables, confidence=told)
             return
         token, place = self.of("i64", "B", *self.rng.choice([(), ("K",)])), self.rng.randrange(self.module.size("S"))
         operands = self.rows(), p, index, self.of("i64", "B", "S", "K"), token, states, *tables

@@ -27,6 +27,7 @@ from specc.lab.engine.models.heads.eagle3_head import Eagle3Head
 from specc.lab.engine.models.heads.eagle_head import EagleHead
 from specc.lab.engine.models.heads.frozen_kv_head import FrozenKvHead
 from specc.lab.engine.models.heads.mtp_heads import MtpHeads
+from specc.lab.engine.models.heads.published_heads import read_config, read_weights
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "models"
@@ -121,6 +122,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Models]:
         "trained": Models(EXAMPLES / "target", trained, EXAMPLES / "heads.py", tokens),
         "random": _random_models(tmp_path_factory.mktemp("random"), tokens),
         "learned": _learned_positions(tmp_path_factory.mktemp("learned"), tokens),
+        "corrected": _corrected_blocks(tmp_path_factory.mktemp("corrected"), tokens),
         "unlisted": _unlisted_layers(tmp_path_factory.mktemp("unlisted"), tokens),
         **{kind: _with_module(kind, tmp_path_factory.mktemp(kind), tokens) for kind in KINDS},
     }
@@ -190,6 +192,22 @@ def _unlisted_layers(root: Path, tokens: Path) -> Models:
     drafts = {name: root / DRAFTS[name] for name in ("EAGLE3", "DFLASH")}
     drafts |= {"DSPARK": root / "dspark", "DFLASH2": root / "dflash2"}
     return Models(root / "target", drafts, ROOT / "Makefile", tokens)
+
+
+def _corrected_blocks(root: Path, tokens: Path) -> Models:
+    """Write the trained head of blocks with a random Markov head over it, and with a random selector."""
+    torch.manual_seed(2)
+    config = read_config(EXAMPLES / "dflash")
+    weights = read_weights(EXAMPLES / "dflash", config)
+    config.markov_rank, config.sample_from_anchor, config.initializer_range = 8, False, 0.5
+    sizes = {"selector_rank": 8, "selector_top_k": 4}
+    for kind, options in ((DsparkHead, {}), (Dflash2Head, sizes)):
+        config.dflash_config = config.dflash_config | options
+        head = kind(config)
+        assert not head.load_state_dict(weights, strict=False).unexpected_keys
+        head.save(root / kind.__name__)
+    drafts = {"DSPARK": root / DsparkHead.__name__, "DFLASH2": root / Dflash2Head.__name__}
+    return Models(EXAMPLES / "target", drafts, EXAMPLES / "heads.py", tokens)
 
 
 def _qwen3(*, hidden: int, layers: int, heads: int, kv_heads: int) -> Qwen3Config:

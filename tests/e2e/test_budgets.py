@@ -30,6 +30,8 @@ CASES = [
     Case("EAGLE3", "trained", steps=3, overlap=False, budget=3, reduced=True),
     Case("FROZEN_KV_MTP", "trained", steps=4, overlap=False, budget=2),
     Case("DFLASH", "trained", steps=3, overlap=False, budget=2),
+    Case("DSPARK", "corrected", steps=3, overlap=False, budget=2),
+    Case("DFLASH2", "corrected", steps=3, overlap=False, budget=2),
 ]
 """Nobody takes part in a step of others after its text has ended."""
 

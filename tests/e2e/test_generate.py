@@ -102,6 +102,9 @@ BUDGETS = [
     Case("FROZEN_KV_MTP", "trained", page_size=16, budget=2, head="weights"),
     Case("DFLASH", "trained", budget=2),
     Case("DFLASH", "random", steps=5, page_size=16, overlap=False, budget=4),
+    Case("DSPARK", "random", steps=3, budget=2),
+    Case("DSPARK", "random", steps=4, page_size=16, overlap=False, budget=3),
+    Case("DFLASH2", "random", steps=4, budget=3),
 ]
 """The target has fewer rows than drafts."""
 CHAINS, CASES = [*CASES, *REDUCED[: len(DRAFTS)], *HEADS[: len(DRAFTS)]], [*CASES, *REDUCED, *TREES, *HEADS, *BUDGETS]

@@ -33,6 +33,8 @@ CHAINS = [
     Config("EAGLE3", 1, 4, 5, 1, budget=3),
     Config("FROZEN_KV_MTP", 1, 3, 4, 1, budget=2),
     Config("DFLASH", 1, 3, 4, 1, budget=2),
+    Config("DSPARK", 1, 3, 4, 1, budget=2),
+    Config("DFLASH2", 1, 3, 4, 1, budget=2),
 ]
 each_mode = pytest.mark.parametrize("mode", MODES)
 HEADS = [replace(CHAINS[0], head="weights")]
@@ -57,7 +59,11 @@ class Text:
         drafts: Any = memoryless(target, draft, self.tokens, shifted=config.algorithm != "STANDALONE")
         known, seed, t = len(self.tokens), self.sampling.seed or 0, self.sampling.temperature
         path: list[tuple[int, Tensor]] = []
-        rows = list(drafts.scores(known, steps).float().tolist()) if isinstance(drafts, Dflash) else []
+
+        def drawn(row: Tensor, place: int) -> int:
+            return oracle.draft_drawn(row.float().tolist(), t, seed, known - 1, place)
+
+        rows = list(drafts.scores(known, steps, drawn).float().tolist()) if isinstance(drafts, Dflash) else []
         tokens = [oracle.draft_drawn(row, t, seed, known - 1, i) for i, row in enumerate(rows)]
         for i in range(0 if isinstance(drafts, Dflash) else steps):
             assert isinstance(drafts, Growing)

@@ -44,7 +44,7 @@ def lattice(shape: dict[str, int], kind: str, table: str, logits: tuple[str, int
             b.hand_out(b("health.raise", b.given("earlier", "i32"), bad, names=("health",), bit=0))
         operands = [rows, b.given("bonus", "i32"), p, index, b.given("states", kind, "S", shape["rank"])]
         operands += [module.add_input(name, TensorType(table, ("V", shape["rank"]))) for name in ("before", "after")]
-        b.hand_out(b("lattice.walk", *operands, names=("tokens",)))
+        b.hand_out(*b.many("lattice.walk", *operands, names=("tokens", "confidence"), confidence="f32"))
     return module
 
 
@@ -103,6 +103,21 @@ def path_of(bonus: int, of_request: Sequence[Any], drawn: Drawn) -> list[int]:
     return path[1:]
 
 
+def confidences(drawn: Drawn, paths: list[list[int]]) -> list[list[float]]:
+    """How probable each token of paths is by the softmax of its place's scores."""
+    found = list[list[float]]()
+    for b, path in enumerate(paths):
+        of_request = [drawn[name][b].tolist() for name in ("p", "index", "states")]
+        row = list[float]()
+        for before, of_place in zip([int(drawn["bonus"][b]), *path], zip(*of_request, strict=True), strict=False):
+            scores = [-math.inf if math.isnan(score) else score for score in scored(before, of_place, drawn)]
+            top = max(scores)
+            total = sum(1.0 if score == top else math.exp(score - top) for score in scores)
+            row.append(0.0 if top == -math.inf or not drawn["req_pool_indices"][b] else 1 / total)
+        found.append(row)
+    return found
+
+
 @pytest.mark.parametrize(("kind", "table"), [*itertools.product(("f32", "bf16"), ("f32", "bf16")), ("f16", "f16")])
 @settings(quicker, max_examples=6)
 @given(shape=lattices)
@@ -111,6 +126,8 @@ def test_walk(launcher: Launcher, kind: str, table: str, shape: dict[str, int]) 
     source, drawn = drawn_lattice(shape, kind, table)
     results = check_module(launcher, lattice(shape, kind, table), source, drawn, Scan(programs=1))
     assert results["tokens"].tolist() == walked(drawn)
+    found = results["confidence"].tolist()
+    assert found == [pytest.approx(expected, rel=1e-5) for expected in confidences(drawn, results["tokens"].tolist())]
 
 
 @settings(quicker, max_examples=6)

@@ -34,7 +34,7 @@ KV_ROWS = st.sampled_from(
 
 HEADS = ["weights", "int8", "fp8"]
 OUTPUTS = ["accept_index", "hidden_states", "logprobs", "routed_experts", "indexer_topk"]
-ESTIMATED = ("STANDALONE", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "DFLASH")
+ESTIMATED = ("STANDALONE", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "DFLASH", "DSPARK", "DFLASH2")
 """Algorithms that say how probable drafts are."""
 CONTEXT = 64
 """Tokens that a mask over the whole text has room for; more than any scenario writes."""

@@ -46,11 +46,13 @@ def launches(keys: dict[str, Any]) -> int:
     waits = tree and steps == 1 and keys["mask"] == "full"  # its prefixes are filled by all programs, from lengths
     recurrent = steps - 1 + waits + 1 + tails  # of draft forwards, and of extend
     drawn = keys["verify"] in ("rejection", "block") or keys.get("draft_sampling") == "coupled"
+    # Drafts behind a Markov head that are neither drawn nor ranked take a launch each; one puts them into the chain.
+    told = 2 * steps if tree or drawn or keys.get("budget") else steps + 1
     between = {
         "FROZEN_KV_MTP": steps + 1,  # of forwards, and the last row
         "MULTI_LAYER_EAGLE": steps,
         "DFLASH": 1,
-        "DSPARK": 2 * steps,
+        "DSPARK": told,
         "DFLASH2": 1 + drawn * steps,
         # Positions come before; rotated, a launch keeps the drafts of the next step.
         "NGRAM": 1

@@ -18,6 +18,11 @@ PROGRAMS = [
     Variant("STANDALONE", "standalone", program=True, attention="fa3", budget="2"),
     Variant("DFLASH", "dflash", target="masked", overlap=True, program=True, attention="fa3", budget="2"),
 ]
+TOLD = [
+    Variant("DSPARK", "dspark", target="masked", overlap=True, program=True, attention="fa3", budget="2"),
+    Variant("DFLASH", "dflash2", target="masked", overlap=True, program=True, attention="fa3", budget="2"),
+]
+"""Blocks whose drafts know the one before."""
 SEVERAL = [
     replace(HEAD, budget="2,3,all", shapes="4,2,0", samples=True),
     replace(PROGRAMS[-1], budget="2,3,all", shapes="3,2"),
@@ -34,7 +39,8 @@ SEVERAL += [
     replace(SEVERAL[0], overlap=False, verify="block"),
     replace(SEVERAL[1], samples=True, verify="rejection"),
 ]
-PROGRAMS += SEVERAL + DRAWN
+DRAWN += [replace(TOLD[0], samples=True, verify="rejection"), replace(TOLD[1], overlap=False, verify="block")]
+PROGRAMS += SEVERAL + DRAWN + TOLD
 programs = pytest.mark.parametrize("variant", PROGRAMS, ids=str)
 
 

@@ -8,7 +8,7 @@ one path is walked over the places, from the bonus token on.
 from __future__ import annotations
 
 from specc.compiler.algorithms.blocks.filling import BLOCK_KEYS, BLOCK_OPTIONS, block_needs, build_blocks
-from specc.compiler.algorithms.blocks.rejection import Source, chosen, drawn_drafts
+from specc.compiler.algorithms.blocks.rejection import Source, appended, chosen, drawn_drafts, largest
 from specc.compiler.algorithms.blocks.scope import Algorithm, Scope, dtype_of
 from specc.compiler.algorithms.blocks.verification import Nodes, State
 from specc.compiler.config import ANY, DraftKind, Fit, Pair
@@ -47,9 +47,13 @@ def _along_a_path(scope: Scope, state: State, root: Value, logits: Value, states
     state.health = b("health.raise", state.health, bad, names=("health_draft",), bit=DRAFT_BIT)
     if drawn_drafts(scope):
         return _drawn(scope, state, root, (p, index, candidates), (states, *tables))
+    names = ("drafts", "confidence") if scope.config.budgeted else ("drafts",)
     with b.at(scope.at("draft", KEYS[0])):
-        drafts = b("lattice.walk", scope.rows, root, p, candidates, states, *tables, names=("drafts",))
-    return Nodes(b("chain.join", root, drafts, names=("tokens",)))
+        drafts, *confidence = b.many(
+            "lattice.walk", scope.rows, root, p, candidates, states, *tables, names=names,
+            confidence="f32" if scope.config.budgeted else "",
+        )  # fmt: skip
+    return Nodes(b("chain.join", root, drafts, names=("tokens",)), confidence=next(iter(confidence), None))
 
 
 def _drawn(
@@ -59,6 +63,7 @@ def _drawn(
     b, of = scope.b, "" if scope.token_map is None else "Vd"
     before, sources = b("tree.root", root, names=("root_token",)), list[Source]()
     tokens: Value | None = None
+    confidence: Value | None = None
     for step in range(scope.config.num_steps):
         with b.at(scope.at("draft", KEYS[0])):
             row = b(
@@ -74,8 +79,10 @@ def _drawn(
             else b("chain.append", tokens, before, names=("tokens",), column=step + 1)
         )
         sources += [] if source is None else [source]
+        if scope.config.budgeted and source is not None:
+            confidence = appended(scope, confidence, largest(scope, source, f"p{step}"), step)
     assert tokens is not None  # without steps nothing is drafted
-    return Nodes(tokens, q=tuple(sources))
+    return Nodes(tokens, q=tuple(sources), confidence=confidence)
 
 
 _OF_SELECTORS = dict.fromkeys(KEYS, ANY)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from specc.compiler.algorithms.blocks.filling import BLOCK_KEYS, BLOCK_OPTIONS, block_needs, build_blocks, product_tree
-from specc.compiler.algorithms.blocks.rejection import Source, chosen
+from specc.compiler.algorithms.blocks.rejection import Source, appended, chosen, drawn_drafts, largest
 from specc.compiler.algorithms.blocks.scope import Algorithm, Scope, dtype_of
 from specc.compiler.algorithms.blocks.verification import Nodes, State
 from specc.compiler.config import ANY, DraftKind, Fit, Pair
@@ -35,10 +35,17 @@ def _one_after_another(scope: Scope, state: State, root: Value, logits: Value) -
     """The drafts of a block, each with the bias of the one before it."""
     b, biased_by = scope.b, _bias(scope, logits)
     before, tokens, sources = b("tree.root", root, names=("root_token",)), None, list[Source]()
+    confidence: Value | None = None
     for step in range(scope.config.num_steps):
-        biased = biased_by(before, step)
+        biased, told = biased_by(before, step), f"draft_p{step}"
         names = f"draft_token{step}", f"draft_bad{step}"
-        before, bad, source = chosen(scope, biased, state.seq_lens, step, names, stem=f"draft{step}_", keep="K")
+        if scope.config.budgeted and not drawn_drafts(scope):
+            p, before, bad = scope.pick("vocab.topk", biased, (told, *names))
+            source = None
+        else:
+            before, bad, source = chosen(scope, biased, state.seq_lens, step, names, stem=f"draft{step}_", keep="K")
+            p = largest(scope, source, told) if scope.config.budgeted and source is not None else None
+        confidence = confidence if p is None else appended(scope, confidence, p, step)
         state.health = b("health.raise", state.health, bad, names=("health_draft",), bit=DRAFT_BIT)
         if tokens is None:
             tokens = b("chain.start", root, before, names=("tokens",))
@@ -46,7 +53,7 @@ def _one_after_another(scope: Scope, state: State, root: Value, logits: Value) -
             tokens = b("chain.append", tokens, before, names=("tokens",), column=step + 1)
         sources += [] if source is None else [source]
     assert tokens is not None  # without steps nothing is drafted
-    return Nodes(tokens, q=tuple(sources))
+    return Nodes(tokens, q=tuple(sources), confidence=confidence)
 
 
 def _products(scope: Scope, state: State, root: Value, logits: Value) -> Nodes:

@@ -29,10 +29,10 @@ def budget_start(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
 
 @register("budget.append")
 def budget_append(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
-    """Probabilities f32[B, S], p f32[B, 1, 1] -> the same with p in column `column`."""
+    """Probabilities f32[B, S], p f32[B, 1] or f32[B, 1, 1] -> the same with p in column `column`."""
     confidence, p = operands
     confidence = confidence.clone()
-    confidence[:, int(attrs["column"])] = p[:, 0, 0]
+    confidence[:, int(attrs["column"])] = p.flatten()
     return (confidence,)
 
 

@@ -19,15 +19,20 @@ def lattice_walk(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     T[B, S, r]; before U[V, r] and after U[V, r]. Result: tokens i64[B, S]. A candidate's score is log(p) and the sum of
     before[t] * states * after[index] over r, in f32, where t is the token chosen before it, the bonus at first. The
     largest score is chosen, the first of equal ones, NaN as -inf. Tokens outside of the tables count as the nearest
-    inside. Padding rows: 0. Sums are rounded from f64, as those of `head.logits`.
+    inside. Padding rows: 0. Sums are rounded from f64, as those of `head.logits`. With the attribute `confidence` also
+    f32[B, S], the share of each in the softmax of its place's scores; 0 where all of these are -inf, and of padding.
     """
     rows, bonus, p, index, *tables = operands
-    token, chosen = bonus.to(torch.int64), list[Tensor]()
+    token, chosen, shares = bonus.to(torch.int64), list[Tensor](), list[Tensor]()
     for place in range(p.shape[1]):
-        best = _scores(p, index, token, tables, place).max(dim=-1).indices  # the first of equal ones
+        scores = _scores(p, index, token, tables, place)
+        largest, best = scores.max(dim=-1)  # the first of equal ones
         token = index[:, place].gather(1, best[:, None])[:, 0]
         chosen.append(token)
-    return (zero_rows(torch.stack(chosen, dim=1), rows == 0),)
+        total = torch.where(scores == largest[:, None], 1.0, torch.exp(scores - largest[:, None])).sum(dim=-1)
+        shares.append(torch.where(largest > -torch.inf, 1.0 / total, 0.0))
+    results = [chosen, shares] if attrs.get("confidence") else [chosen]
+    return tuple(zero_rows(torch.stack(result, dim=1), rows == 0) for result in results)
 
 
 @register("lattice.row")

@@ -37,7 +37,7 @@ PROGRAMS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-PROGRAMS |= {f"{name} of a budget": PROGRAMS[name] | {"budget": 2} for name in ("DFLASH rejection", "DFLASH block")}
+PROGRAMS |= {f"{name} of a budget": PROGRAMS[name] | {"budget": 2} for name in [*PROGRAMS]}
 
 
 def texts(name: str, count: int) -> tuple[list[float], float]:

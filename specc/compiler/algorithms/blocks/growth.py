@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from specc.compiler.algorithms.blocks.rejection import Source, chosen, drawn_drafts, largest
+from specc.compiler.algorithms.blocks.rejection import Source, appended, chosen, drawn_drafts, largest
 from specc.compiler.algorithms.blocks.scope import Scope
 from specc.compiler.algorithms.blocks.verification import Nodes, State
 from specc.compiler.ir.core import Value
@@ -56,8 +56,8 @@ def grow_tree(
     best = frontier.scores
     assert best is not None  # only what is drawn has none
     scores, tokens, kept = [best], [frontier.tokens], list[Value]()
-    confidence = _first_confidence(scope, best)
     with b.phase("draft"), b.at(scope.at("num_steps")):
+        confidence = appended(scope, None, best, 0) if scope.config.budgeted else None
         for step in range(scope.config.num_steps - 1):
             logits, hidden = forward(step, frontier)
             p, index, bad = scope.pick("vocab.topk", logits, (f"p{step}", f"index{step}", f"draft_bad{step}"))
@@ -70,28 +70,13 @@ def grow_tree(
                 hidden = b("tree.gather", hidden, origin, names=(f"frontier_hidden{step + 1}",))
             frontier = replace(frontier, tokens=grown, scores=best, hidden=hidden)
             frontier = _advanced(scope, frontier, step, advance=advance)
-            confidence = _next_confidence(scope, confidence, p, step + 1)
+            if confidence is not None:
+                confidence = appended(scope, confidence, p, step + 1)
             scores.append(candidates)
             tokens.append(index)
             kept.append(origin)
     # What would grow from the last candidates is never drafted.
     return replace(_select(scope, state, root, [*scores, *tokens, *kept[:-1]]), confidence=confidence)
-
-
-def _first_confidence(scope: Scope, p: Value) -> Value | None:
-    """How probable the draft finds its tokens, f32[B, S], of which the first is there; None without a budget."""
-    if not scope.config.budgeted:
-        return None
-    with scope.b.phase("draft"), scope.b.at(scope.at("budget")):
-        return scope.b("budget.start", p, names=("confidence",))
-
-
-def _next_confidence(scope: Scope, confidence: Value | None, p: Value, column: int) -> Value | None:
-    """The same with that of draft ``column``, by its probability f32[B, K, K], in the phase that finds it."""
-    if confidence is None:
-        return None
-    with scope.b.at(scope.at("budget")):
-        return scope.b("budget.append", confidence, p, names=("confidence",), column=column)
 
 
 def no_drafts(scope: Scope, root: Value) -> Nodes:
@@ -107,7 +92,7 @@ def _draw_chain(
     """As `grow_tree` where drafts are drawn: of one branch, with what each was drawn from."""
     b = scope.b
     with b.phase("draft"), b.at(scope.at("num_steps")):
-        confidence = _first_confidence(scope, largest(scope, q[0], "p")) if scope.config.budgeted and q else None
+        confidence = appended(scope, None, largest(scope, q[0], "p"), 0) if scope.config.budgeted and q else None
         tokens = b("chain.start", root, frontier.tokens, names=("tokens",))
         for step in range(scope.config.num_steps - 1):
             logits, hidden = forward(step, frontier)
@@ -119,7 +104,7 @@ def _draw_chain(
             frontier = _advanced(scope, frontier, step, advance=advance)
             q = (*q, source) if q and source is not None else ()
             if confidence is not None and source is not None:
-                confidence = _next_confidence(scope, confidence, largest(scope, source, f"p{step}"), step + 1)
+                confidence = appended(scope, confidence, largest(scope, source, f"p{step}"), step + 1)
     return Nodes(tokens, q=q, confidence=confidence)
 
 

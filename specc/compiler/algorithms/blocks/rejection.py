@@ -110,6 +110,18 @@ def largest(scope: Scope, source: Source, name: str, *, keep: str = "K") -> Valu
         return scope.b("budget.largest", source.mass, names=(name,), keep=keep)
 
 
+def appended(scope: Scope, confidence: Value | None, p: Value, column: int) -> Value:
+    """How probable drafts are, f32[B, S], with that of number ``column``, p f32[B, K] or f32[B, K, K].
+
+    None is what there is before the first one.
+    """
+    b = scope.b
+    with b.at(scope.at("budget")):
+        if confidence is None:
+            return b("budget.start", p, names=("confidence",))
+        return b("budget.append", confidence, p, names=("confidence",), column=column)
+
+
 def carry_rows(scope: Scope, count: int = 1) -> None:
     """Declare what ``count`` carried drafts were drawn from, if drafts are drawn."""
     for column in range(count if sampled(scope) else 0):

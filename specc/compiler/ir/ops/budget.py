@@ -24,8 +24,8 @@ OPS = (
     ),
     OpDef(
         "budget.append",
-        "confidence: f32[B, S], p: f32[B, K, K] -> confidence: f32[B, S]",
-        "Set column ``column``.",
+        "confidence: f32[B, S], p: f32[B, *x, K] -> confidence: f32[B, S]",
+        "Set column ``column``, by the first number of each request.",
         {"column": range(1, 513)},
         inplace=True,
         indexes={"column": 0},

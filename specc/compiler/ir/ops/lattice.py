@@ -20,10 +20,15 @@ _OF_PLACES = "states: T[B, S, ?r], before: U[V, ?r], after: U[V, ?r]"
 OPS = (
     OpDef(
         "lattice.walk",
-        f"rows: i64[B], bonus: i32[B], p: f32[B, S, ?k], index: i64[B, S, ?k], {_OF_PLACES} -> tokens: i64[B, S]",
+        f"rows: i64[B], bonus: i32[B], p: f32[B, S, ?k], index: i64[B, S, ?k], {_OF_PLACES}"
+        " -> tokens: i64[B, S], confidence: $confidence[B, S]",
         "One candidate of each place, one place after the other: that with the largest log(p) + the sum over r of"
         " before[t, r] * states[r] * after[index, r], where t is the token chosen at the place before, and ``bonus``"
-        " before the first. The first of equal ones, NaN as -inf, p no smaller than 2^-126. Padding: 0.",
+        " before the first. The first of equal ones, NaN as -inf, p no smaller than 2^-126. Padding: 0."
+        " With ``confidence`` f32 also how probable each is, by the softmax of its place's scores; 0 where all are"
+        " -inf.",
+        {"confidence": str},
+        {"confidence": ""},
     ),
     OpDef(
         "lattice.row",

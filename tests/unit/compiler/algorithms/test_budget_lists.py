@@ -21,7 +21,7 @@ def modules(algorithm: str = "EAGLE", **keys: Any) -> dict[str, Module]:
     return {str(built.shape): built.module for built in build_program(load(algorithm, **keys)).shapes}
 
 
-@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "DFLASH"])
+@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "DFLASH", "DSPARK", "DFLASH2"])
 def test_every_step_with_drafts_says_what_shapes_of_no_more_promise(algorithm: str) -> None:
     built = modules(algorithm, num_steps=[0, 2, 4], budget=[2, 3, "all"])
     found = {name: [op.attrs["shapes"] for op in module.find(EXPECT)] for name, module in built.items()}
