@@ -30,14 +30,6 @@ _OWN_ATTENTION: Mapping[str, str] = {"Qwen4Exp": "QwenSparseAttnBackend"}
 _BLOCKS_ATTENTION: Mapping[str, str] = {"DeepseekV4ForCausalLMDSpark": "dsv4"}
 """Classes of drafts of blocks that have attention of their own, whatever is written -> its name."""
 
-_BUNDLED: Mapping[str, Mapping[str, str]] = {
-    "DSPARK": {"DeepseekV4ForCausalLM": "DeepseekV4ForCausalLMDSpark"},
-}
-"""Algorithm -> by a target's class that of a draft among the target's own weights."""
-
-_FOLDERS: Mapping[str, str] = {"DSPARK": "dspark"}
-"""Algorithm -> the folder of a target's files where SGLang finds a draft by itself."""
-
 _CLASSES: Mapping[str, str] = {"DeepseekV41ForCausalLM": "DeepseekV4ForCausalLM"}
 """Classes that directories name -> that as which SGLang reads them."""
 
@@ -96,7 +88,7 @@ def architecture_of(values: Mapping[str, Value]) -> str:
 
 def as_draft(values: Mapping[str, Value], kind: KindOfDraft) -> dict[str, Value]:
     """Return what SGLang reads otherwise of a directory whose draft of a kind is among the weights of its target."""
-    drafts = _BUNDLED.get(kind.algorithms[0], {}).get(architecture_of(values))
+    drafts = kind.bundled.get(architecture_of(values))
     if drafts is None or "bundles_blocks" not in values:
         return {}
     return {"architecture": drafts, **of_bundled(values), "drafts_for": _written(values)}
@@ -110,8 +102,8 @@ def own_attention(values: Mapping[str, Value]) -> str | None:
 
 def draft_in(target: Path, kind: KindOfDraft) -> Path | None:
     """Return the folder among a target's files where SGLang finds a draft of a kind; None where there is none."""
-    folder = target / _FOLDERS.get(kind.algorithms[0], "")
-    return folder if folder != target and (folder / "config.json").is_file() else None
+    folder = target / kind.folder
+    return folder if kind.folder and (folder / "config.json").is_file() else None
 
 
 def blocks_attention(values: Mapping[str, Value]) -> str | None:

@@ -19,12 +19,8 @@ MODE, ALL = "SGLANG_RAGGED_VERIFY_MODE", "static"
 """The environment variable that says how many drafts of a block SGLang verifies, and its word for all."""
 
 
-def _of_target(worker: Any) -> Any:
-    """Return the table of KV slots, which the target alone has."""
-    return worker.target_worker.model_runner.req_to_token_pool
-
-
-_MEMBERS = {"req_to_token_pool": property(_of_target)}
+# The table of KV slots is the target's alone.
+_MEMBERS = {"req_to_token_pool": property(lambda worker: worker.target_worker.model_runner.req_to_token_pool)}
 _REFUSED_BESIDE = {
     "groups": f"attention under data parallelism with {DRAFT}",
     "disaggregation_mode": f"{DRAFT} on a server of texts that another one prefills",
@@ -243,6 +239,8 @@ speculative.dflash_info.DFlashVerifyInput(draft_token positions draft_token_num 
 """,
     absent="drafts that are filled in as a block, each told of the one before, are SGLang's",
     forwards="models.block_forwards.CorrectedForwards",
+    bundled={"DeepseekV4ForCausalLM": "DeepseekV4ForCausalLMDSpark"},
+    folder="dspark",
     marks="markov_rank",
     plain=("DSparkDraftModel", "DeepseekV4ForCausalLMDSpark", "LingDSparkModel", "Qwen3DSparkModel"),
     size="--speculative-dspark-block-size",

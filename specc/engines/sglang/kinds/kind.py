@@ -65,6 +65,8 @@ class KindOfDraft:
         setting: the setting by which SGLang then takes this one, and what that is with a draft of another kind.
         targets: the targets with which it takes this one by itself, a regular expression over their classes.
         drafts: the drafts with which it takes this one in the place of EAGLE, likewise; no other may have them.
+        bundled: by a target's class that of a draft of this kind among the target's own weights.
+        folder: the folder of a target's files where SGLang finds a draft of this kind by itself, if there is one.
         called: what such a draft is called, with its article.
         marks: what a directory says of a draft of this kind alone, the name of a fact.
         shaped_by: SGLang's arguments of steps, topk and nodes; an empty one where a shape has no such argument.
@@ -100,6 +102,8 @@ class KindOfDraft:
     setting: tuple[str, str] = ("", "")
     targets: str = ""
     drafts: str = ""
+    bundled: Mapping[str, str] = field(default_factory=dict[str, str])
+    folder: str = ""
     called: str = ""
     marks: str = ""
     shaped_by: tuple[str, str, str] = (STEPS, TOPK, NODES)
