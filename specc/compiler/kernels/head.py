@@ -43,8 +43,8 @@ _FOUR_PROGRAMS = 32
 _CACHED = 16 << 20
 """Bytes of weights that an L2 cache of some 50 MiB has when they are read again."""
 _MERGED_ROWS, _MERGED_WORDS = 128, 2048
-"""Most rows whose records one program merges, and how many words it reads at a time: 16 to a thread. One program reads
-so many rows' records in some 5 microseconds; a launch of its own would take as long."""
+"""Most rows whose records one program merges, and how many words it reads at a time: 16 to a thread. A multiprocessor
+reads so many rows' records of an L2 cache in some 5 microseconds, by computation; a launch of its own takes as long."""
 _STAGES, _MORE_STAGES = 3, 4
 """Tiles on their way, of at most 32 KiB each: these decide how fast weights are read. More are where few programs have
 registers on a multiprocessor and tiles have 8 bits."""
