@@ -57,8 +57,9 @@ class NodeOps(Values):
             for name in names
         ]
         if self.rng.random() < 0.5:
-            told = self.rng.choice(["", "f32"])
-            self.make("lattice.walk", self.rows(), self.of("i32", "B"), p, index, states, *tables, confidence=told)
+            operands, told = (self.rows(), self.of("i32", "B"), p, index, states, *tables), self.rng.choice(["", "f32"])
+            names = ("tokens", "confidence")[: 1 + bool(told)]
+            self._typed(self.many("lattice.walk", *operands, names=names, confidence=told), [Fact(), Fact(rough=True)])
             return
         token, place = self.of("i64", "B", *self.rng.choice([(), ("K",)])), self.rng.randrange(self.module.size("S"))
         operands = self.rows(), p, index, self.of("i64", "B", "S", "K"), token, states, *tables

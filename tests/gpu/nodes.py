@@ -26,7 +26,7 @@ from .operands import POISON, Operands
 LONGEST = 40
 """Committed lengths are below this."""
 HANDS_ON = (
-    *("commit.compact", "commit.last", "tree.gather", "tree.repeat"),
+    *("commit.compact", "commit.last", "tree.gather", "tree.repeat", "place.start", "place.append"),
     *("budget.only", "budget.start", "budget.append", "budget.estimate", "budget.largest", "budget.judged"),
 )
 """Ops whose result depends on such a sum if an operand does."""
@@ -208,6 +208,8 @@ def inexact(ops: Sequence[OpCall]) -> set[str]:
             dependent.add(call.results[0])
         elif call.op in ("vocab.best", "vocab.best_path", "sample.residual"):
             dependent.add(call.results[1])
+        elif call.op == "lattice.walk":
+            dependent |= {*call.results[1:]}
         elif call.op == "tree.grow":
             dependent |= {call.results[1], call.results[3]}
         elif call.op == "budget.learn" or (call.op in HANDS_ON and dependent.intersection(call.operands)):
