@@ -227,7 +227,7 @@ def test_texts_depend_on_the_state(
 @each_family
 @pytest.mark.parametrize("forms", [("select", "point"), ("point", "engine"), ("point", "fold")])
 def test_a_handover_is_of_a_state_whatever_the_form(forms: tuple[str, str], family: str) -> None:
-    """What has gone some steps is settled, and goes on elsewhere."""
+    """A request that has gone some steps is settled, and goes on elsewhere."""
     given, taking = (make_engine(replace(CHAIN, family=family, form=form)) for form in forms)
     prompt = REQUESTS[0]
     given.add(prompt, StopConditions(NEW))

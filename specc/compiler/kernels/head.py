@@ -147,17 +147,16 @@ def _with_merge(module: Module, op: Op) -> Iterable[Cluster]:
 def _merging(module: Module, name: str, cluster: Cluster, arguments: KernelArguments) -> list[Scratch]:
     """Pass what merges the records of a cluster: where results lie, and memory of its own for what nobody reads."""
     op, merge, *translated = cluster
-    own = {"result_ptr": op.result} | {f"{name}_ptr": merge.out(name) for name in ("index", "bad")}
     scratch = [Scratch(f"{name}.arrivals", "i32", (1,), zero=True)]
     arguments.buffer("arrivals_ptr", "i32", scratch[0].name)
     arguments.value("rows_ptr", merge["rows"])
-    for pointer, value in own.items():
+    for result, value in {"result": op.result, "index": merge.out("index"), "bad": merge.out("bad")}.items():
         if leaves(module, value, cluster):
-            arguments.value(pointer, value)
+            arguments.value(f"{result}_ptr", value)
         else:
             type_ = tensor_type(value)
-            scratch.append(Scratch(f"{name}.{pointer.removesuffix('_ptr')}", type_.dtype, type_.sizes(module.dims)))
-            arguments.buffer(pointer, type_.dtype, scratch[-1].name)
+            scratch.append(Scratch(f"{name}.{result}", type_.dtype, type_.sizes(module.dims)))
+            arguments.buffer(f"{result}_ptr", type_.dtype, scratch[-1].name)
     for translate in translated:
         arguments.input("map_ptr", translate["map"])
         arguments.value("translated_ptr", translate.result)

@@ -36,7 +36,7 @@ def parts() -> Parts:
 
 
 def bound(given: object) -> PointedStates:
-    """What a step is bound to."""
+    """The states that a step is bound to."""
     pool = CommittedStates.of(PLAN)
     assert pool is not None
     return PointedStates(PLAN, pool, CPU, given, KvRows(), ROWS)  # pyright: ignore[reportArgumentType]

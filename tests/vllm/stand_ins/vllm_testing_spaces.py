@@ -33,10 +33,10 @@ def update(
 ) -> Tensor:
     """Go over tokens x T[n, C] of requests, whose windows T[blocks, C, *] are in the blocks `conv_state_indices`.
 
-    What a window leaves is all inputs that any number of accepted tokens may begin with next. Block 0 is padding's.
+    A window leaves all inputs that any number of accepted tokens may begin with next. Block 0 is padding's.
     """
     if activation != "silu":
-        raise NotImplementedError(activation)
+        raise NotImplementedError(f"windows with the activation {activation}")
     requests, before = len(conv_state_indices), weight.shape[1] - 1
     blocks = conv_state_indices.view(requests, -1)[:, 0].tolist()
     starts = range(requests + 1) if query_start_loc is None else query_start_loc.tolist()
@@ -76,7 +76,7 @@ def advance(
     The state behind a token is in the block of its place, of `state` T[blocks, H, P, N]. Block 0 is padding's.
     """
     if not dt_softplus:
-        raise NotImplementedError("steps are others")
+        raise NotImplementedError("steps without a softplus")
     requests, heads = len(state_batch_indices), x.shape[1]
     begins, ends = (given.view(requests, -1).tolist() for given in (state_batch_indices, dst_state_batch_indices))
     starts = range(requests + 1) if cu_seqlens is None else cu_seqlens.tolist()

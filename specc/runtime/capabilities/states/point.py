@@ -1,6 +1,6 @@
 """States that stay where a verification leaves them: T[rows, snapshots, ...], of which a carried number says which one.
 
-The program reads and writes none of it. What is bound is checked, so that a forward has room for all that it is told.
+The program reads and writes none of it. Bound tensors are checked, so that a forward has room for all that it is told.
 """
 
 from __future__ import annotations

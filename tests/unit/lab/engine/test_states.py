@@ -95,7 +95,7 @@ class Steps:
         return tokens
 
     def told(self, rows: Tensor) -> dict[str, Tensor]:
-        """What else the target is told of pool rows."""
+        """Further arguments of the target, by pool rows."""
         return {}
 
     def kept(self) -> dict[StatePart, Tensor]:
