@@ -137,10 +137,12 @@ def drafted_variants() -> list[Variant]:
         Variant("q27_nospec"),
         Variant("q27_chain", "NEXTN", "q27_target", config="q27_chain"),
         Variant("q27_chain_map", "NEXTN", "q27_target", config="q27_chain_map", program_map="tokens.json"),
+        Variant("q27_chain_drawn", "NEXTN", "q27_target", config="q27_chain_drawn", sampling=DRAWN),
         Variant("q27_select", "NEXTN", "q27_target", config="q27_select"),
         Variant("q35_nospec"),
         Variant("q35_chain", "NEXTN", "q35_target", config="q35_chain"),
         Variant("q35_select", "NEXTN", "q35_target", config="q35_select"),
+        Variant("q35_select_drawn", "NEXTN", "q35_target", config="q35_select_drawn", sampling=DRAWN),
     ]
 
 

@@ -17,7 +17,7 @@ from sglang_files import ON_GPU
 from sglang_lora import ADAPTERS, merged, with_adapters
 from sglang_mixed import Oracle
 from sglang_programs import build_program
-from sglang_server import PREFILL_CHUNK, THROWN_OUT, Served, Variant, accept_length, greedy, serve
+from sglang_server import PLANNED, PREFILL_CHUNK, THROWN_OUT, Served, Variant, accept_length, greedy, serve
 from sglang_workload import without_aborts, workload
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -90,9 +90,13 @@ class Family:
         return self.alone.target
 
     def own_of(self, program: Variant) -> Variant:
-        """The engine that drafts as a program does, without any; on one rank where that changes no text."""
+        """The engine that drafts as a program does, without any; on one rank where that changes no text.
+
+        It overlaps where SGLang does not start otherwise, since it plans the places of states.
+        """
         alone = {} if ON_GPU else {"ranks": 1, "groups": 1, "experts": False}
-        return self.own or replace(program, program=False, overlap=False, samples=False, states="engine", **alone)
+        changed = {"overlap": program.kept == PLANNED, "samples": False, "states": "engine"}
+        return self.own or replace(program, program=False, **changed, **alone)
 
 
 @dataclass(frozen=True)

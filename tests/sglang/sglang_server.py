@@ -31,6 +31,8 @@ TURNS = count()
 """Of engines, which GPU each has."""
 ADAPTED = HERE / "adaptive.json"
 """How SGLang changes the number of steps, by batches: often."""
+PLANNED = "extra_buffer_lazy"
+"""States of prefixes are kept at intervals, in a second place alone where a text may cross one."""
 BRANCHES_APART = 3
 """Times as many where each branch of a tree begins a page of its own."""
 

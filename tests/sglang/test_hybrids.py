@@ -30,7 +30,7 @@ from sglang_kimi import write_kimi_linear
 from sglang_mixed import Oracle
 from sglang_programs import build_program, plugin_wheel
 from sglang_seers import write_seer
-from sglang_server import Variant, accept_length, greedy, serve
+from sglang_server import PLANNED, Variant, accept_length, greedy, serve
 from sglang_vision import with_pictures
 from sglang_workload import workload
 
@@ -57,8 +57,6 @@ DRAFT, HEAD, BLOCKS, CORRECTED = "bigrams", "hybrid-eagle3", "hybrid-blocks", "h
 SELECTED = "hybrid-selected"
 LATER = 6
 """So many more tokens than a step accepts."""
-PLANNED = "extra_buffer_lazy"
-"""States of prefixes are kept at intervals, in a second place alone where a text may cross one."""
 FOLLOWED = 24
 """How many tokens follow 64 texts that end in one token, at least."""
 
