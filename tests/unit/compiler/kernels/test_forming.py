@@ -32,14 +32,16 @@ def test_every_reduction_is_a_launch_and_nothing_waits_for_what_is_later(algorit
 def test_launches_of_a_step(algorithm: str, form: dict[str, Any]) -> None:
     """One to begin with, one after every forward, and those that move keys and values or rows along the path.
 
-    One chooses a draft that knows the one before, and one more puts all of them into the chain.
+    One scores a draft that knows the one before, and chooses it where one is kept. One more puts all of these into the
+    chain; where several are kept, one ranks them behind each.
     """
     module = formed(algorithm, **form, page_size=4)
     step = [kernel for kernel in module.decls_of(Kernel) if entry_of(kernel.phase) == "step"]
     forwards = [op for op in module.ops("step") if is_external(op) and any(True for _ in logits_of(module, op))]
     moves = [kernel for kernel in step if kernel.family in ("compact", "stash", "duplicate_tail", "ngram_propose")]
     told = [*module.find("head.biased_part", "head.biased")]
-    assert len(step) == 1 + len(forwards) + len(moves) + len(told) + bool(told)
+    merges = len(told) if form is TREE else bool(told)
+    assert len(step) == 1 + len(forwards) + len(moves) + len(told) + merges
     assert step[0].name == "prepare_rows"
     assert len({kernel.family for kernel in moves}) == len(moves)
 
