@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from specc.compiler import algorithms
+from specc.compiler.config.block import BLOCKS
 from specc.compiler.config.schema import ConfigFile
 
 from . import legal
@@ -40,7 +41,8 @@ def schema() -> dict[str, dict[str, Any]]:
     options: dict[str, Any] = {}
     for name in algorithms.names():
         options |= algorithms.needs(name).options.model_json_schema().get("properties", {})
-    blocks = {"": whole["properties"], "model": whole["$defs"]["ModelBlock"]["properties"], "options": options}
+    models = [whole["$defs"][block.__name__]["properties"] for block in BLOCKS.values()]
+    blocks = {"": whole["properties"], "model": models[0] | models[1], "options": options}
     return {name: {key: _flat(rule) for key, rule in keys.items()} for name, keys in blocks.items()}
 
 

@@ -12,7 +12,7 @@ from specc.compiler.algorithms.blocks.rejection import Source, appended, chosen,
 from specc.compiler.algorithms.blocks.scope import Algorithm, Scope, dtype_of
 from specc.compiler.algorithms.blocks.verification import Nodes, State
 from specc.compiler.config import ANY, DraftKind, Fit, Pair
-from specc.compiler.config.schema import SELECTOR as KEYS
+from specc.compiler.config.block import SELECTOR as KEYS
 from specc.compiler.ir.core import Value
 from specc.compiler.ir.ops.health import DRAFT_BIT
 from specc.compiler.ir.ops.lattice import CANDIDATES, SELECTOR

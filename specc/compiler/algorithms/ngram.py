@@ -24,8 +24,7 @@ from specc.compiler.algorithms.blocks.verification import (
     verify,
 )
 from specc.compiler.config import Fit, Needs, Pair
-from specc.compiler.config.block import Block
-from specc.compiler.config.schema import Count
+from specc.compiler.config.block import Block, Count
 from specc.compiler.ir.core import Value
 from specc.compiler.support.diagnostics import Note
 

@@ -11,20 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-from specc.compiler.config.block import Block
+from specc.compiler.config.block import Block, Dtype, HeadForm, HiddenSource, KvDtype, KvLayout, Role, StateForm
 from specc.compiler.config.chosen import Tuning
 from specc.compiler.config.models.states import RecurrentState
-from specc.compiler.config.schema import (
-    ConfigFile,
-    Dtype,
-    HeadForm,
-    HiddenSource,
-    KvDtype,
-    KvLayout,
-    Role,
-    Sampling,
-    StateForm,
-)
+from specc.compiler.config.schema import ConfigFile, Sampling
 from specc.compiler.ir.ops.tree import mask_width
 from specc.compiler.ir.types import DTYPES
 from specc.runtime.plan.shape import Shape

@@ -1,7 +1,7 @@
 """The configuration file as written: its keys, their types, ranges, defaults and meaning.
 
-This is the only list of keys. `json_schema` publishes it, `docs/config.md` repeats it (a test compares), and
-`specc.compiler.config.resolution.resolve` turns an instance into a `specc.compiler.config.resolved.Config`.
+With `block` this is the only list of keys. `json_schema` publishes it, `docs/config.md` repeats it (a test compares),
+and `specc.compiler.config.resolution.resolve` turns an instance into a `specc.compiler.config.resolved.Config`.
 """
 
 from __future__ import annotations
@@ -15,17 +15,12 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from specc.compiler.config.archs import ARCHS, GPUS, NATIVE, Arch, arch_of
-from specc.compiler.config.block import Block, StateBlock
+from specc.compiler.config.block import BLOCKS, REQUIRED_SIZES, Block, Count, DraftBlock, TargetBlock
 from specc.compiler.config.budget_entries import Budgets
 from specc.compiler.config.presets import Engine
 from specc.compiler.config.presets.engine_tables import TablesBlock
 from specc.compiler.ir.opdef import PAGES
 
-Role = Literal["target", "draft"]
-HiddenSource = Literal["collapsed", "hc_residual", "aux"]
-KvLayout = Literal["mha", "mla"]
-Dtype = Literal["bfloat16", "float16", "float32"]
-KvDtype = Literal["bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e5m2"]
 MaskMode = Literal["none", "full", "qlen", "bitpacked", "slots"]
 Verify = Literal["greedy", "target_only", "rejection", "block"]
 VerifyRows = Literal["auto", "eager", "lazy"]
@@ -33,8 +28,6 @@ Penalties = Literal["exact", "committed"]
 DraftSampling = Literal["greedy", "coupled"]
 Logprobs = Literal["raw", "processed"]
 Logits = Literal["gathered", "sharded"]
-HeadForm = Literal["engine", "weights", "int8", "fp8"]
-StateForm = Literal["engine", "select", "fold", "point", "auto"]
 Sampling = Literal["penalties", "logit_bias", "grammar", "top_k", "top_p", "min_p"]
 StepForm = Literal["whole", "rotated"]
 DraftPositions = Literal["true", "shifted", "auto"]
@@ -90,96 +83,8 @@ def draws_tokens(verify: str) -> bool:
     return verify != "greedy"
 
 
-Count = Annotated[int, Field(strict=True, ge=1)]
 Flag = Annotated[bool, Field(strict=True)]
 Text = Annotated[str, Field(strict=True, min_length=1)]
-
-
-class ModelBlock(Block):
-    """A model: `model:` alone, or its sizes written out, or both; what is written wins."""
-
-    model: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
-    """Directory of a Hugging Face model, relative to this file; its config.json gives the keys below."""
-    hidden_size: Annotated[Count, Field(le=1 << 20)] | None = None
-    """Elements per token of the hidden state that the layers work on."""
-    hc_mult: Annotated[Count, Field(le=64)] | None = None
-    """Residual streams of a model with hyper-connections; 1 without."""
-    hidden_source: HiddenSource | None = None
-    """Hidden state that the model hands over: collapsed (hidden_size wide), hc_residual
-    (hidden_size * hc_mult wide), or aux (the outputs of aux_layers side by side; the target only). Default: for a
-    target whose algorithm wants a certain one, or with aux_layers, that; otherwise collapsed when hc_mult is 1,
-    otherwise what the architecture is known to do, otherwise hc_residual with a warning."""
-    aux_layers: Annotated[list[Annotated[int, Field(strict=True)]], Field(min_length=1, max_length=64)] | None = None
-    """Of a target with hidden_source aux: the layers, counted from 1, whose outputs are handed over, strictly
-    ascending. Default: those that the draft's model was trained on, otherwise those
-    that such drafts usually read: of an EAGLE3 head 2, L // 2 and L - 3 of L layers."""
-    target_hidden_size: Annotated[Count, Field(le=1 << 20)] | None = None
-    """Of a draft that reads rows of its target: elements per token, and per layer of aux rows. Default: hidden_size."""
-    num_aux_layers: Annotated[int, Field(strict=True, ge=0, le=64)] | None = None
-    """Of a draft that reads aux rows: layers side by side in one; 0 of a head that reads the target's last hidden state
-    in their place. Default: 3, of a block drafter as many as it has layers itself."""
-    markov_rank: Annotated[Count, Field(le=4096)] | None = None
-    """Elements of a token's row in the Markov head of a draft, by which a drafted token knows of the one before."""
-    selector_rank: Annotated[Count, Field(le=4096)] | None = None
-    """Elements of a token's row in the selector of a draft, which says how well a candidate follows a token."""
-    selector_top_k: Annotated[Count, Field(le=16)] | None = None
-    """Candidates of each place of a block that the selector chooses among."""
-    num_layers: Annotated[Count, Field(le=4096)] | None = None
-    """Layers that keep keys and values."""
-    num_hidden_layers: Annotated[Count, Field(le=4096)] | None = None
-    """All layers, where some keep no keys and values. Default: num_layers."""
-    state_layers: Annotated[int, Field(strict=True, ge=0, le=4096)] | None = None
-    """Layers that keep a recurrent state of a request (linear attention, state spaces, short convolutions). A step
-    commits the state of the last accepted token where the target has such layers. Default: those of the model, else
-    none."""
-    state_bytes: Annotated[int, Field(strict=True, ge=0, le=1 << 40)] | None = None
-    """Bytes of that state in such a layer, of one request, on all ranks together. Default: those of the model, if its
-    config.json says the sizes."""
-    state_form: StateForm = "engine"
-    """The side that commits the target's state. engine: a call of the engine's. select: a launch of the program's,
-    which copies the state that the verification has left of the accepted node. fold: a launch, which advances the state
-    by what the verification has left of each accepted node. point: a number that the program carries; the next
-    verification goes on from the state of the accepted node. auto: the one of these three that moves the fewest
-    bytes."""
-    state: StateBlock | None = None
-    """The sizes of a target's state, which fold needs. Default: those of the model."""
-    num_kv_heads: Annotated[Count, Field(le=4096)] | None = None
-    """Key/value heads per layer; 1 for mla."""
-    head_dim: Annotated[Count, Field(le=8192)] | None = None
-    """Elements of one key/value head; for mla the length of the latent row, rotary part included."""
-    kv_layout: KvLayout | None = None
-    """Buffers of a layer: mha (keys and values, also for grouped heads; the default) or mla (one latent
-    buffer)."""
-    vocab_size: Annotated[Count, Field(le=1 << 24)] | None = None
-    """Columns of the logits."""
-    padded_vocab_size: Annotated[Count, Field(le=1 << 24)] | None = None
-    """With logits: sharded, or of a draft whose head ranks share out, the columns of all shards together, of which
-    those behind the vocabulary mean nothing: a multiple of tensor_parallel. Of the target of a rotated step, the
-    elements from row to row of the logits that the engine hands over. Default: vocab_size."""
-    token_map: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
-    """Of a draft that scores a part of the target's tokens: which ones. A file that lists them, relative to this one;
-    model (the tensor d2t of its weights; the default where config.json has a draft_vocab_size); or engine (which brings
-    the table d2t when it binds the program)."""
-    head: HeadForm = "engine"
-    """The side that computes a draft's head of the vocabulary: its forwards, which hand over logits (engine), or the
-    program, which keeps of them what is asked for where they are computed, with the weights as they are (weights) or
-    with a copy of them in 8 bits (int8; fp8, which is float8_e4m3fn and needs sm_89 or later). What is drafted may
-    differ, and with verify: greedy or target_only never the text."""
-    dtype: Dtype | None = None
-    """Element type of hidden states."""
-    logits_dtype: Dtype | None = None
-    """Element type of the logits that the engine's forwards hand over. Default: dtype."""
-    kv_dtype: KvDtype | None = None
-    """Element type of keys and values in the KV pool. Default: what the model was quantised for, otherwise dtype."""
-    experts_per_token: Annotated[Count, Field(le=1024)] | None = None
-    """Experts a token is routed to in every layer; needed for the output routed_experts."""
-    index_topk: Annotated[Count, Field(le=1 << 20)] | None = None
-    """Positions that the indexer of sparse attention picks per token and layer; needed for the output indexer_topk."""
-
-    @property
-    def computes_head(self) -> bool:
-        """Return whether the program computes the head of this draft."""
-        return self.head != "engine"
 
 
 Steps = Annotated[int, Field(strict=True, ge=0, le=16)]
@@ -308,9 +213,9 @@ class ConfigFile(Block):
     draft_positions: Annotated[DraftPositions, BeforeValidator(_word)] = "auto"
     """Positions the draft sees: true (those of the text), shifted (one earlier, as drafts that read
     hidden states are trained), or auto (shifted exactly when the draft reads hidden states)."""
-    target: ModelBlock | None = None
+    target: TargetBlock | None = None
     """The model whose output is wanted."""
-    draft: ModelBlock | None = None
+    draft: DraftBlock | None = None
     """The model that proposes tokens; written exactly where the algorithm has one."""
     options: dict[str, Any] = {}
     """Keys of the algorithm's own; docs/algorithms.md lists them."""
@@ -344,19 +249,6 @@ class ConfigFile(Block):
 REQUIRED: tuple[str, ...] = ("name", "algorithm", "target")
 """Keys that every configuration writes."""
 
-REQUIRED_SIZES: tuple[str, ...] = (
-    "hidden_size",
-    "num_layers",
-    "num_kv_heads",
-    "head_dim",
-    "vocab_size",
-    "dtype",
-)
-"""Keys that a model block without `model:` writes."""
-
-SELECTOR: tuple[str, str] = ("selector_rank", "selector_top_k")
-"""Keys of a draft with a selector, named as its config.json names them."""
-
 
 def json_schema(algorithms: Collection[str]) -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of a configuration file, for editors and other tools."""
@@ -373,7 +265,8 @@ def json_schema(algorithms: Collection[str]) -> dict[str, Any]:
     # YAML reads the bare word `true` as a boolean; both spellings mean the same.
     schema["properties"]["draft_positions"]["enum"] = [True, "true", "shifted", "auto"]
     schema["properties"]["draft_positions"].pop("type", None)
-    schema["$defs"]["ModelBlock"]["anyOf"] = [{"required": ["model"]}, {"required": list(REQUIRED_SIZES)}]
+    for block in BLOCKS.values():
+        schema["$defs"][block.__name__]["anyOf"] = [{"required": ["model"]}, {"required": list(REQUIRED_SIZES)}]
     return schema
 
 

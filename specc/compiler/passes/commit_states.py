@@ -13,8 +13,8 @@ from math import prod
 from typing import Annotated, Any, Literal, NamedTuple
 
 from specc.compiler.config import LoadedConfig
+from specc.compiler.config.block import StateForm
 from specc.compiler.config.models.states import RecurrentState
-from specc.compiler.config.schema import StateForm
 from specc.compiler.ir.core import CarriedValue, Module, Op, Value
 from specc.compiler.ir.infer import assign_types
 from specc.compiler.ir.ops.carry import LOAD, STORE

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from specc.compiler.config import LoadedConfig
-from specc.compiler.config.schema import HeadForm
+from specc.compiler.config.block import HeadForm
 from specc.compiler.ir.core import Attr, Module, Op, Value, tensor_type
 from specc.compiler.ir.infer import insert_before, insert_behind
 from specc.compiler.ir.nodes import is_external, node_of

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, get_args
 
+from specc.compiler.config.block import Dtype, HiddenSource
 from specc.compiler.config.models.attributes import Bare, Fact, attribute, block_of, ratio, value_of
 from specc.compiler.config.models.config_json import (
     Directory,
@@ -29,7 +30,6 @@ from specc.compiler.config.models.known import plain
 from specc.compiler.config.models.kv_cache import key_value_facts, kv_dtype
 from specc.compiler.config.models.layers import layer_facts
 from specc.compiler.config.models.remembered import RememberedFacts, remembered
-from specc.compiler.config.schema import Dtype, HiddenSource
 from specc.compiler.support.speculators import DTYPE_KEYS, MARK
 
 __all__ = ["HANDS_OVER", "Fact", "ModelFacts", "ModelUnreadableError", "directory_of", "facts_of_type", "read_model"]

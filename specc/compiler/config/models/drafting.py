@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
+from specc.compiler.config.block import SELECTOR
 from specc.compiler.config.models.attributes import Fact, attribute, block_of, value_of
-from specc.compiler.config.schema import SELECTOR
 from specc.compiler.support.speculators import LAYERS
 
 _T = TypeVar("_T")

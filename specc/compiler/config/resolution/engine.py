@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TypeVar, cast
 
 from specc.compiler.config.archs import NATIVE
+from specc.compiler.config.block import DraftBlock, ModelBlock
 from specc.compiler.config.models import Fact, ModelFacts
 from specc.compiler.config.presets import PRESETS, Preset
 from specc.compiler.config.presets.contract import OWN_HEADS, EngineNeeds, Value
@@ -13,7 +14,7 @@ from specc.compiler.config.resolved import Sides
 from specc.compiler.config.rules.needs import Chosen, Needs
 from specc.compiler.config.rules.shapes import sound_shapes, trees, written_shapes
 from specc.compiler.config.rules.written_file import Written
-from specc.compiler.config.schema import ConfigFile, ModelBlock
+from specc.compiler.config.schema import ConfigFile
 from specc.compiler.support.diagnostics import Diagnostic, Findings, Note
 from specc.compiler.support.location import Location
 
@@ -130,7 +131,7 @@ def _of_a_part(written: Written, preset: Preset) -> Findings[None]:
     yield _refuse(written, preset, what, written.places.value("draft", "token_map"), hint)
 
 
-def _scores_all(preset: Preset, draft: ModelBlock | None) -> bool:
+def _scores_all(preset: Preset, draft: DraftBlock | None) -> bool:
     """Whether an engine hands over scores of all tokens, whatever the draft scores: its own head makes them."""
     return not preset.parts_of_tokens and (draft is None or not draft.computes_head)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from specc.compiler.config.block import Role
 from specc.compiler.config.models import Fact, ModelFacts, ModelUnreadableError, directory_of, read_model
 from specc.compiler.config.models.drafting import of_bundled
 from specc.compiler.config.models.hub import model_path
@@ -12,7 +13,6 @@ from specc.compiler.config.resolved import Sides
 from specc.compiler.config.rules.needs import Needs
 from specc.compiler.config.rules.shapes import written_shapes
 from specc.compiler.config.rules.written_file import Written
-from specc.compiler.config.schema import Role
 from specc.compiler.support.diagnostics import Diagnostic, Findings, Note
 from specc.compiler.support.files.paths import PathError
 

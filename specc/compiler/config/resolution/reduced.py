@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from specc.compiler.config.block import DraftBlock
 from specc.compiler.config.models import Fact
 from specc.compiler.config.models.hub import model_path
 from specc.compiler.config.resolved import ModelConfig, Sides
 from specc.compiler.config.rules.written_file import Written
-from specc.compiler.config.schema import ModelBlock
 from specc.compiler.support.diagnostics import Diagnostic, Findings
 from specc.compiler.support.files.paths import PathError, path_of
 from specc.compiler.support.token_map import TokenMapError, check_token_map, read_offsets, read_token_map
@@ -18,7 +18,7 @@ MODEL, ENGINE = "model", "engine"
 
 
 def token_map_of(
-    written: Written, block: ModelBlock, facts: Mapping[str, Fact]
+    written: Written, block: DraftBlock, facts: Mapping[str, Fact]
 ) -> Findings[tuple[str | None, Mapping[str, Fact]]]:
     """Return where a draft's map is, None if it scores all tokens, and the facts with these as its vocabulary."""
     place, whole, part = block.token_map, facts.get("vocab_size"), facts.get("draft_vocab_size")

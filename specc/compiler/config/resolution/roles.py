@@ -10,6 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from specc.compiler.config.block import (
+    BLOCKS,
+    REQUIRED_SIZES,
+    SELECTOR,
+    DraftBlock,
+    HiddenSource,
+    ModelBlock,
+    Role,
+    TargetBlock,
+)
 from specc.compiler.config.models import Fact, ModelFacts
 from specc.compiler.config.models.states import RecurrentState, bytes_of, state_bytes
 from specc.compiler.config.resolution.reduced import token_map_of
@@ -17,7 +27,6 @@ from specc.compiler.config.resolved import ModelConfig
 from specc.compiler.config.rules.shapes import written_shapes
 from specc.compiler.config.rules.validate import broken_bound
 from specc.compiler.config.rules.written_file import Written
-from specc.compiler.config.schema import REQUIRED_SIZES, SELECTOR, HiddenSource, ModelBlock, Role
 from specc.compiler.support.diagnostics import Diagnostic, Findings, Note
 
 Value = int | str
@@ -54,15 +63,15 @@ def settle(
     block = written.block(role)
     if block is None or (block.model is not None and model is None):
         return None
-    usable = _usable(block, model)
-    token_map = None
-    if role == "draft":
-        token_map, usable = yield from token_map_of(written, block, usable)
-    taken = [key for key in _KEYS if key in usable and getattr(block, key) is None]
+    usable, of_role = _usable(block, model), dict[str, Any]()
+    if isinstance(block, DraftBlock):
+        of_role["token_map"], usable = yield from token_map_of(written, block, usable)
+    keys = [key for key in _KEYS if key in BLOCKS[role].model_fields]
+    taken = [key for key in keys if key in usable and getattr(block, key) is None]
     out_of_range = [error for key in taken for error in _check_range(written, role, key, usable[key])]
     yield from out_of_range
     values: dict[str, Any] = {}
-    for key in _KEYS:
+    for key in keys:
         values[key] = yield from _value(written, role, key, getattr(block, key), usable)
     missing = [key for key in REQUIRED_SIZES if values[key] is None]
     yield from _check_missing(written, role, missing, block.model)
@@ -70,22 +79,26 @@ def settle(
         return None
     yield from _beside_keys_and_values(written, role, usable)
     hc_mult = values["hc_mult"] or 1
-    read = block.hidden_source or ("aux" if role == "target" and block.aux_layers else read)
-    source = read or (yield from _hidden_source(written, role, hc_mult, model))
-    state = (yield from _state(written, block, usable)) if role == "target" else None
-    if values["state_bytes"] is None and state is not None:
-        values["state_bytes"] = bytes_of(state, values["dtype"])
+    logits = values["dtype"]
+    if isinstance(block, TargetBlock):
+        read = block.hidden_source or ("aux" if block.aux_layers else read)
+        state = yield from _state(written, block, usable)
+        if values["state_bytes"] is None and state is not None:
+            values["state_bytes"] = bytes_of(state, values["dtype"])
+        of_role |= {"state_form": block.state_form, "state": state}
+    elif isinstance(block, DraftBlock):
+        logits = "float32" if block.computes_head else logits  # a program's own
+        fact = usable.get("aux_layers")
+        layers = tuple(map(int, str(fact.value).split())) if fact is not None else None
+        of_role |= {"head": block.head, "aux_layers": layers}
+    source = block.hidden_source or read or (yield from _hidden_source(written, role, hc_mult, model))
     values |= {key: values[key] or 0 for key in ("state_layers", "state_bytes")}
-    rest = {**values, "hc_mult": hc_mult, "kv_layout": values["kv_layout"] or "mha"}
-    logits = block.logits_dtype or ("float32" if block.computes_head else values["dtype"])  # a program's own are f32
-    rest |= {"kv_dtype": values["kv_dtype"] or values["dtype"], "logits_dtype": logits}
-    fact = usable.get("aux_layers") if role == "draft" else None
-    layers = tuple(map(int, str(fact.value).split())) if fact is not None else None
-    rest |= {"token_map": token_map, "head": block.head, "state_form": block.state_form, "state": state}
-    return ModelConfig(model=block.model, hidden_source=source, aux_layers=layers, **rest)
+    values |= {"hc_mult": hc_mult, "kv_layout": values["kv_layout"] or "mha"}
+    values |= {"kv_dtype": values["kv_dtype"] or values["dtype"], "logits_dtype": block.logits_dtype or logits}
+    return ModelConfig(model=block.model, hidden_source=source, **values, **of_role)
 
 
-def _state(written: Written, block: ModelBlock, facts: Mapping[str, Fact]) -> Findings[RecurrentState | None]:
+def _state(written: Written, block: TargetBlock, facts: Mapping[str, Fact]) -> Findings[RecurrentState | None]:
     """Return what a target's recurrent state is, as it is written or as the model says; say when they differ."""
     own, at = RecurrentState.of(facts), written.places.value("target", "state")
     if block.state is None or written.broken("target", "state"):
@@ -115,7 +128,7 @@ def _usable(block: ModelBlock, model: ModelFacts | None) -> Mapping[str, Fact]:
 
 def _check_range(written: Written, role: Role, key: str, fact: Fact) -> Findings[None]:
     """Report a value of the model that the key may not have."""
-    bound = broken_bound(key, fact.value)
+    bound = broken_bound(role, key, fact.value)
     if bound is not None:
         message = f"{role}.{key} {bound}, and config.json says {str(fact.value)[:40]} ({fact.origin})"
         hint = None if key in FIXED_BY_WEIGHTS else f"write {key}: beside 'model:'"

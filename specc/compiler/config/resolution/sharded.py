@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from specc.compiler.config.block import Role
 from specc.compiler.config.presets import PRESETS
 from specc.compiler.config.resolved import ModelConfig, Sides
 from specc.compiler.config.rules.written_file import Written, refuse
-from specc.compiler.config.schema import ConfigFile, Role
+from specc.compiler.config.schema import ConfigFile
 from specc.compiler.ir.ops.shards import MOST_CHUNKS
 from specc.compiler.support.diagnostics import Diagnostic, Findings, Note
 

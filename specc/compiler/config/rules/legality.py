@@ -16,7 +16,7 @@ from specc.compiler.config.rules.budgets import check_budget
 from specc.compiler.config.rules.needs import Chosen, Needs
 from specc.compiler.config.rules.shapes import check_shapes, origin, trees
 from specc.compiler.config.rules.written_file import Written, refuse
-from specc.compiler.config.schema import REQUIRED, SELECTOR
+from specc.compiler.config.schema import REQUIRED
 from specc.compiler.ir.ops.tree import mask_width
 from specc.compiler.support.diagnostics import Diagnostic, Findings, Note
 from specc.compiler.support.location import Location
@@ -50,7 +50,6 @@ def check_file(written: Written, chosen: Chosen) -> Findings[None]:
     yield from _logprobs(written)
     yield from check_shapes(written, chosen.needs)
     yield from _mask(written, chosen.needs)
-    yield from _one_sided(written)
     yield from _head(written)
     yield from check_budget(written)
     yield from _not_yet(written)
@@ -187,21 +186,6 @@ def _logprobs(written: Written) -> Findings[None]:
             message = f"{key} describes an output that is not listed"
             hint = f"write outputs: [logprobs], or leave {key} out"
             yield Diagnostic("legal/logprobs", message, written.places.value(key), hint)
-
-
-def _one_sided(written: Written) -> Findings[None]:
-    """Report keys that say something about one of the models and stand at the other."""
-    places = written.places
-    roles = {"aux_layers": "target", "target_hidden_size": "draft", "num_aux_layers": "draft"}
-    roles |= {"token_map": "draft", "head": "draft", "markov_rank": "draft", "state_form": "target"}
-    roles |= {"state": "target"}
-    roles |= dict.fromkeys(SELECTOR, "draft")
-    for key, role in roles.items():
-        other = "draft" if role == "target" else "target"
-        if places.written(other, key) and not written.broken(other, key):
-            hint = f"'{key}' belongs inside {role}:"
-            message = f"'{key}' says nothing about the {other}"
-            yield Diagnostic("config/unknown-key", message, places.key(other, key), hint)
 
 
 def _not_yet(written: Written) -> Findings[None]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from specc.compiler.config.block import Block
+from specc.compiler.config.block import Block, HiddenSource
 from specc.compiler.config.models.pair import Fit, Pair
 from specc.compiler.config.rules.draft_kind import DraftKind
-from specc.compiler.config.schema import HiddenSource
 from specc.compiler.support.aux_layers import three_levels
 
 

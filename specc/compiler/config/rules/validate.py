@@ -14,10 +14,10 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from specc.compiler.config.archs import arch_hint
-from specc.compiler.config.block import Block, StateBlock
+from specc.compiler.config.block import BLOCKS, Block, Role, StateBlock
 from specc.compiler.config.presets.engine_tables import FieldBlock, TablesBlock
 from specc.compiler.config.rules.written_file import Written
-from specc.compiler.config.schema import OUTPUTS, ConfigFile, ModelBlock
+from specc.compiler.config.schema import OUTPUTS, ConfigFile, ShapeBlock
 from specc.compiler.config.text.locations import Locations
 from specc.compiler.config.text.scalars import spell
 from specc.compiler.config.text.tree import Path
@@ -38,12 +38,13 @@ _WORDS: Mapping[str, tuple[str, str, Callable[[str], str | None]]] = {
 }
 """Keys whose unknown words have a code of their own: it, what the words are, and what was probably meant."""
 
-_HOMES: Mapping[type[Block], tuple[str, tuple[Path, ...]]] = {
-    ConfigFile: ("at the top level", ((),)),
-    ModelBlock: ("inside target: or draft:", (("target",), ("draft",))),
-    TablesBlock: ("inside tables:", (("tables",),)),
+_HOMES: Mapping[Path, type[Block]] = {
+    (): ConfigFile,
+    ("target",): BLOCKS["target"],
+    ("draft",): BLOCKS["draft"],
+    ("tables",): TablesBlock,
 }
-"""Blocks whose keys may have been meant elsewhere: where they belong, in words and as the paths of the blocks."""
+"""Blocks whose keys may have been meant elsewhere, by their paths."""
 
 
 def validate(places: Locations, directory: pathlib.Path) -> Findings[Written]:
@@ -70,13 +71,13 @@ def _written_path(path: Path, places: Locations) -> Path:
     return above if alone else path
 
 
-def broken_bound(key: str, value: object) -> str | None:
+def broken_bound(role: Role, key: str, value: object) -> str | None:
     """Return which bound of a model's key a value from elsewhere breaks, such as ``must be at most 64``; None if none.
 
-    ``key`` is one of `ModelBlock`.
+    ``key`` is one of the block of the role.
     """
     try:
-        ModelBlock.model_validate({key: value})
+        BLOCKS[role].model_validate({key: value})
     except ValidationError as error:
         (details,) = error.errors(include_url=False)
         context: Mapping[str, Any] = details.get("ctx", {})
@@ -190,11 +191,12 @@ def _quote(value: object) -> str:
 
 def _key_hint(path: Path, known: tuple[str, ...] | None) -> tuple[str, set[Path]]:
     """Return what was probably meant, a close key here or the block that has this very key, and the paths of that."""
-    key, kind = str(path[-1]), _block_of(path)
-    here = tuple(kind.model_fields) if known is None else known
-    for home, (where, blocks) in _HOMES.items() if known is None and kind in _HOMES else ():
-        if home is not kind and key in home.model_fields:
-            return f"'{key}' belongs {where}", {(*block, key) for block in blocks}
+    key, kind = str(path[-1]), _block_of(path) if known is None else None
+    here = known or tuple(kind.model_fields if kind is not None else ())
+    homes = [home for home, block in _HOMES.items() if key in block.model_fields]
+    if homes and kind in _HOMES.values():
+        named = " or ".join(f"{block}:" for home in homes for block in home)
+        return f"'{key}' belongs {f'inside {named}' if named else 'at the top level'}", {(*home, key) for home in homes}
     best = closest(key, here)
     if not here:
         return "the algorithm has no options", set()
@@ -205,11 +207,13 @@ def _key_hint(path: Path, known: tuple[str, ...] | None) -> tuple[str, set[Path]
 
 def _block_of(path: Path) -> type[Block]:
     """Return the block in which a key stands."""
-    if path[0] == "tables":
-        return (ConfigFile, TablesBlock, TablesBlock, FieldBlock)[len(path) - 1]
-    if len(path) > 2:
-        return StateBlock
-    return ConfigFile if len(path) == 1 else ModelBlock
+    within = {
+        ("target", 3): StateBlock,
+        ("shapes", 3): ShapeBlock,
+        ("tables", 3): TablesBlock,
+        ("tables", 4): FieldBlock,
+    }
+    return within[str(path[0]), len(path)] if len(path) > 2 else _HOMES[path[:-1]]
 
 
 def name_hint(name: str) -> str | None:

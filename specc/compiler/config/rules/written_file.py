@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from specc.compiler.config.schema import ConfigFile, ModelBlock, Role
+from specc.compiler.config.block import ModelBlock, Role
+from specc.compiler.config.schema import ConfigFile
 from specc.compiler.config.text import tree
 from specc.compiler.config.text.locations import Locations
 from specc.compiler.support.diagnostics import Diagnostic, Findings

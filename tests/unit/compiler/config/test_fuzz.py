@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from specc.compiler.algorithms import names, needs
 from specc.compiler.config import load_config, load_text
-from specc.compiler.config.schema import ConfigFile, ModelBlock
+from specc.compiler.config.block import BLOCKS
+from specc.compiler.config.schema import ConfigFile
 from specc.compiler.support.diagnostics import DiagnosticError
 from specc.compiler.support.render import render, to_json
 
@@ -20,7 +21,7 @@ from .conftest import VALID
 
 HERE = Path("no/such/directory/c.yaml")
 LINES = VALID.splitlines()
-KEYS = [*ConfigFile.model_fields, *ModelBlock.model_fields, "nonsense"]
+KEYS = [*ConfigFile.model_fields, *(key for block in BLOCKS.values() for key in block.model_fields), "nonsense"]
 NASTY = [
     "", "null", "~", "true", "-1", "0", "1e3", ".nan", "-.inf", "0x1F", "9" * 60, "1_000", "2024-01-01",
     "[", "]", "{", "}", "[1, [2, [3]]]", "{a: {b: c}}", "*x", "&x 1", "&x [*x]", "!!int x", "!!binary aGk=",
@@ -145,13 +146,12 @@ def test_whatever_a_model_says(model_type: str, odd: dict[str, object], algorith
         text = f"name: odd\nalgorithm: {algorithm}\ntarget: {{model: m}}\ndraft: {{model: {'m' if own else 'd'}}}\n"
         wrong = None
         try:
-            models = load_text(text, Path(folder) / "c.yaml", names(), needs).config.models.values()
+            models = load_text(text, Path(folder) / "c.yaml", names(), needs).config.models
         except DiagnosticError as error:
-            wrong, models = error, ()
+            wrong, models = error, {}
         for diagnostic in wrong.diagnostics if wrong else ():
             assert diagnostic.location
             render(diagnostic, wrong.sources if wrong else {}).encode()
-        for model in models:
-            values = {key: getattr(model, key) for key in ModelBlock.model_fields if key != "state"}
-            values["aux_layers"] = list(values["aux_layers"]) if values["aux_layers"] else None
-            ModelBlock.model_validate(values)
+        for role, model in models.items():
+            values = {key: getattr(model, key) for key in BLOCKS[role].model_fields if key != "state"}
+            BLOCKS[role].model_validate(values | ({"aux_layers": None} if role == "target" else {}))

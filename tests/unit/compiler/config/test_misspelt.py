@@ -58,3 +58,17 @@ def test_a_key_in_the_wrong_block_is_one_finding() -> None:
         "config/unknown-key",
         "'hidden_size' belongs inside target: or draft:",
     )
+
+
+def test_a_key_of_the_other_model_is_one_finding() -> None:
+    text = f"name: a\nalgorithm: EAGLE\ntarget: {{{SIZES}, head: int8}}\ndraft: {{{SIZES}, state_form: select}}\n"
+    assert [(found.code, found.hint) for found in errors_of(text)] == [
+        ("config/unknown-key", "'head' belongs inside draft:"),
+        ("config/unknown-key", "'state_form' belongs inside target:"),
+    ]
+
+
+def test_a_key_of_a_shape_is_one_of_shapes() -> None:
+    text = f"name: a\nalgorithm: EAGLE\nshapes: [{{num_steps: 3, topkk: 1}}]\ntarget: {{{SIZES}}}\ndraft: {{{SIZES}}}\n"
+    (found,) = errors_of(text)
+    assert (found.code, found.hint) == ("config/unknown-key", "did you mean 'topk'?")

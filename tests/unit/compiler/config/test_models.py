@@ -10,6 +10,7 @@ import pytest
 from transformers import configuration_utils
 
 from specc.compiler.config import models
+from specc.compiler.config.block import BLOCKS
 from specc.compiler.config.models import read_model
 from specc.compiler.config.models.config_json import ModelUnreadableError
 
@@ -174,8 +175,10 @@ def test_ranges_hold_for_what_a_model_says(find: Find, model: Model, key: str, m
     model(**{**LLAMA, "head_dim": 64, **layers, "model_type": model_type, name: value})
     errors = [error for error in find(TEXT) if error.severity == "error"]
     assert {error.code for error in errors} == {"config/out-of-range"}
-    assert [str(error.location) for error in errors] == ["c.yaml:4:10", "c.yaml:6:10"]
-    assert f"target.{key} must be " in errors[0].message
+    places = {"target": "c.yaml:4:10", "draft": "c.yaml:6:10"}
+    asked = [role for role in places if key in BLOCKS[role].model_fields]
+    assert [str(error.location) for error in errors] == [places[role] for role in asked]
+    assert f"{asked[0]}.{key} must be " in errors[0].message
     assert "config.json says" in errors[0].message
     assert name in errors[0].message
 

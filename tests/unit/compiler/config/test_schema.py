@@ -11,9 +11,9 @@ import pytest
 from ruamel.yaml import YAML
 
 from specc.compiler.algorithms import names
-from specc.compiler.config.block import Block
+from specc.compiler.config.block import BLOCKS, Block, ModelBlock
 from specc.compiler.config.presets.engine_tables import TablesBlock
-from specc.compiler.config.schema import ARCHS, OUTPUTS, REQUIRED, ConfigFile, ModelBlock, json_schema
+from specc.compiler.config.schema import ARCHS, OUTPUTS, REQUIRED, ConfigFile, json_schema
 
 ROOT = Path(__file__).parents[4]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
@@ -29,7 +29,7 @@ def documented() -> tuple[dict[str, tuple[str, str]], dict[str, tuple[str, str]]
 def test_every_key_is_documented() -> None:
     top, block = documented()
     assert list(top) == list(ConfigFile.model_fields)
-    assert list(block) == list(ModelBlock.model_fields)
+    assert list(block) == [*ModelBlock.model_fields, *(key for own in BLOCKS.values() for key in own.__annotations__)]
 
 
 def test_keys_of_tables_are_documented() -> None:
@@ -58,7 +58,8 @@ def test_documented_words_and_bounds() -> None:
     assert re.findall(r"`(\w+)`", top["archs"][0]) == list(ARCHS)
     assert re.findall(r"`(\w+)`", top["outputs"][0]) == list(OUTPUTS)
     schema = json_schema(names())
-    tables = [(top, schema["properties"]), (block, schema["$defs"]["ModelBlock"]["properties"])]
+    models = [schema["$defs"][own.__name__]["properties"] for own in BLOCKS.values()]
+    tables = [(top, schema["properties"]), (block, models[0] | models[1])]
     for table, properties in tables:
         for key, (kind, _) in table.items():
             bounds = re.fullmatch(r"(?:integer|power of two), (\d+) to (\d+)(, or an ascending list of them)?", kind)
@@ -75,7 +76,7 @@ def test_schema_shape() -> None:
     assert schema["additionalProperties"] is False
     assert schema["required"] == ["name", "algorithm", "target"]
     assert schema["properties"]["algorithm"]["examples"] == ["A", "B"]
-    for block in (schema, schema["$defs"]["ModelBlock"]):
+    for block in (schema, *(schema["$defs"][own.__name__] for own in BLOCKS.values())):
         for key, rule in block["properties"].items():
             assert rule["description"], key
             assert {"type": "null"} not in rule.get("anyOf", ()), key
