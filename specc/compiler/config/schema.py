@@ -33,8 +33,6 @@ StepForm = Literal["whole", "rotated"]
 DraftPositions = Literal["true", "shifted", "auto"]
 Output = Literal["accept_index", "hidden_states", "logprobs", "routed_experts", "indexer_topk"]
 
-MOST_TOKENS = PAGES[-1]
-"""Most tokens of a page."""
 OUTPUTS: tuple[str, ...] = get_args(Output)
 SAMPLING: tuple[Sampling, ...] = get_args(Sampling)
 """In the order in which they are applied."""
@@ -144,7 +142,7 @@ class ConfigFile(Block):
     are most probably accepted, so that requests have different numbers. A chain's with verify: greedy or target_only.
     A list, ascending, compiles a program for each, between which requests may change at any step; in a list all, the
     last, stands for a step that reads every draft. Default: all num_steps + 1."""
-    page_size: Annotated[int, Field(strict=True, ge=1, le=MOST_TOKENS)] = 1
+    page_size: Annotated[int, Field(strict=True, ge=1, le=PAGES[-1])] = 1
     """Tokens per page of the KV pool."""
     max_requests: Annotated[Count, Field(le=1 << 20)] | None = None
     """Requests the engine keeps at once; the request pool has one row more, row 0 being padding. Default: the

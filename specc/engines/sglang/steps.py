@@ -16,7 +16,7 @@ from .candidates import follows
 from .parts.runners import scored_tokens
 from .requests.admission import DETERMINISTIC_SEED, Admission
 from .requests.grammars import Masks, fills_bitmasks
-from .requests.refusals import built_for, refuses, unplanned, unserved
+from .requests.refusals import built_for, refuses_unserved, unplanned, unserved
 from .requests.results import Numbers, Published, SglangResult, scores
 from .server.lockstep import OTHERS, LockStep
 from .server.proof import prove, proving
@@ -53,7 +53,7 @@ class Steps:
         """
         self.name, self._package = package.__name__, package
         self._version = package.__version__
-        self.refuses_unserved = refuses()
+        self.refuses_unserved = refuses_unserved()
         device = worker.req_to_token_pool.req_to_token.device
         self._masks = Masks([*program.plans.values()], device)
         bound = bind(package, program, worker, self._masks)

@@ -100,10 +100,10 @@ def test_turned_away_by_name() -> None:
 def test_words_of_the_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
     for word, refused in (("sglang", False), ("refuse", True)):
         monkeypatch.setenv("SPECC_FALLBACK", word)
-        assert requests.refuses() is refused
+        assert requests.refuses_unserved() is refused
     monkeypatch.setenv("SPECC_FALLBACK", "maybe")
     with pytest.raises(RuntimeError, match="SPECC_FALLBACK is one of sglang, refuse, got 'maybe'"):
-        requests.refuses()
+        requests.refuses_unserved()
 
 
 def test_a_version_of_sglang_that_lacks_something(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,7 +82,7 @@ def _logprobs(request: Any, parameters: Collection[str], best: int) -> str | Non
     return next((name for name, asked_for in reasons.items() if asked_for), None)
 
 
-def refuses() -> bool:
+def refuses_unserved() -> bool:
     """Whether the server is to turn requests away that the program does not serve. ServerError on another word."""
     return word(FALLBACK, ("sglang", "refuse"), "sglang") == "refuse"
 

@@ -17,7 +17,7 @@ from ..binding import capturing
 from ..kinds import KindOfDraft
 from ..parts.heads import listed
 from ..parts.runners import scored_tokens
-from ..requests.refusals import refuses
+from ..requests.refusals import refuses_unserved
 from ..server import lockstep
 from ..server.fit import misfits
 from ..server.proof import PROOF, proving
@@ -63,7 +63,7 @@ class ProgramSteps(_Worker):
         package, program = tried(lambda: _loaded(self.programs, self), ENGINE) or (None, None)
         of_rank = {"the program": package and f"{package.__name__} {package.__version__}"}
         variables = {name: os.environ.get(name) for name in (SHAPE, TIMES)}
-        variables |= {"SPECC_CAPTURE": capturing(self), "SPECC_FALLBACK": refuses(), PROOF: proving()}
+        variables |= {"SPECC_CAPTURE": capturing(self), "SPECC_FALLBACK": refuses_unserved(), PROOF: proving()}
         variables |= {TOKENS: program and listed(package, program.plan, scored_tokens(self))}
         agree(group, of_rank | variables)
         if package is None:
