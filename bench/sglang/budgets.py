@@ -7,7 +7,8 @@ program, which runs SGLang's own steps, then each of its shapes, at every batch;
 its own. What is measured is the time of a step. Tokens are computed, of requests whose drafts are right as often as
 published, at every place, on average over requests. With --spread they differ: the log-odds of a request's drafts are
 apart from those of others by a normal number of that deviation. The draft knows of each request how often it is right
-and of no single draft whether it is, so that this is less than what a draft's own probabilities tell.
+and of no single draft whether it is, so that this is less than what a draft's own probabilities tell. With a spread of
+`inf` it knows of every draft whether it is right: no choice of rows has more tokens.
 Results: OUT/budgets.json, OUT/budgets.md, OUT/runs; what is in OUT/runs already is not run again.
 """
 
@@ -19,6 +20,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import inf
 from pathlib import Path
 from queue import Queue
 from statistics import NormalDist
@@ -94,7 +96,12 @@ def survivals(rates: Sequence[float], drafts: int, spread: float, draw: Sequence
 
 @cache
 def expected(rates: tuple[float, ...], spread: float, drafts: int, rows: int, batch: int) -> float:
-    """Tokens of a request in a step of so many drafts, whose batch shares `rows` of the target out for each request."""
+    """Tokens of a request in a step of so many drafts, whose batch shares `rows` of the target out for each request.
+
+    With an infinite spread no row goes to a draft that fails.
+    """
+    if spread == inf:
+        return 1 + min(rows - 1, float(survivals(rates, drafts, 0, [0]).sum()))
     draw = torch.randn(DRAWS * batch, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     chances = survivals(rates, drafts, spread, draw).view(DRAWS, -1)
     verified = chances.sort(dim=1, descending=True).values[:, : (rows - 1) * batch]
@@ -189,7 +196,7 @@ def main() -> int:
     parser.add_argument("families", nargs="*", choices=[[], *FAMILIES], metavar="FAMILY")
     parser.add_argument("--contexts", type=numbers, default=(1024,), metavar="N,...")
     parser.add_argument("--batches", type=numbers, default=(1, 8, 32, 64, 128), metavar="N,...")
-    parser.add_argument("--spread", default="0,1,1.5", metavar="X,...")
+    parser.add_argument("--spread", default="0,1,1.5,inf", metavar="X,...")
     options = parser.parse_args()
     names = options.families or [*FAMILIES]
     (options.out / "runs").mkdir(parents=True, exist_ok=True)

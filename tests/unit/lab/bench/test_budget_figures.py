@@ -46,6 +46,24 @@ def test_rows_go_to_the_most_probable_drafts(drafts, rows):
         assert tokens == pytest.approx(1 + alike, rel=0.02)
 
 
+@pytest.mark.parametrize(("drafts", "rows"), [(5, 2), (5, 3), (5, 6), (1, 2), (0, 1)])
+def test_no_choice_of_rows_has_more_tokens_than_one_that_knows_the_drafts(drafts, rows):
+    """Rows of batches whose drafts are drawn go to those that are right, one after the other."""
+    source, batches, requests = random.Random(0), 200, 64
+    total = 0
+    for _ in range(batches):
+        right = 0
+        for _ in range(requests):
+            place = 0
+            while place < drafts and source.random() < RATES[min(place, len(RATES) - 1)]:
+                place += 1
+            right += place
+        total += min(right, (rows - 1) * requests)
+    most = budgets.expected(RATES, math.inf, drafts, rows, requests)
+    assert 1 + total / (batches * requests) == pytest.approx(most, rel=0.02)
+    assert all(most >= budgets.expected(RATES, spread, drafts, rows, requests) - 0.02 for spread in (0.0, 1.5, 3.0))
+
+
 def test_a_report_judges_the_best_of_both(tmp_path):
     family = budgets.FAMILIES["eagle3"]
     (tmp_path / "runs").mkdir()
