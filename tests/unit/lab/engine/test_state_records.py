@@ -19,7 +19,7 @@ from specc.runtime.plan.recurrent.state_tables import FOLD, CommittedStates
 from specc.runtime.semantics.reference import evaluate
 
 from .models_for_tests import make_target
-from .test_states import NODES, Steps, follow
+from .test_states import FEW, MANY, NODES, Steps, follow, many_steps
 
 torch.set_num_threads(1)
 ROWS = 6
@@ -82,6 +82,12 @@ class FoldedSteps(Steps):
 def test_states_are_those_of_the_accepted_tokens(family: str, mode: str | None) -> None:
     """Over steps of chains and random trees, in any order, with padding, as of snapshots."""
     follow(FoldedSteps(model_of(family), mode, 5, family), Random(f"{family} {mode}"))
+
+
+@each_family
+def test_many_steps(family: str) -> None:
+    least = FEW if family == "kimi_linear" else MANY
+    many_steps(lambda mode, seed: FoldedSteps(model_of(family), mode, seed, family), least)
 
 
 @each_family

@@ -14,7 +14,7 @@ from specc.lab.engine.models.causal_models import TargetModel
 from specc.runtime.plan.recurrent.state_tables import POINT
 from specc.runtime.semantics.reference import evaluate
 
-from .test_states import NODES, Steps, each_family, follow, hybrid
+from .test_states import NODES, Steps, each_family, follow, hybrid, many_steps
 
 torch.set_num_threads(1)
 
@@ -56,6 +56,11 @@ class PointedSteps(Steps):
 def test_states_are_those_of_the_accepted_tokens(family: str, mode: str | None) -> None:
     """Over steps of chains and random trees, for rows in any order, with padding."""
     follow(PointedSteps(hybrid(family), mode, seed=7), Random(f"{family} {mode}"))
+
+
+@each_family
+def test_many_steps(family: str) -> None:
+    many_steps(lambda mode, seed: PointedSteps(hybrid(family), mode, seed))
 
 
 def pool() -> SnapshotStates:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
@@ -28,6 +29,8 @@ from .test_tree_attention import mask_of, path_of, random_tree, slots_of
 torch.set_num_threads(1)
 LENGTHS = (9, 1, 14, 9)
 COLUMNS, ROUNDS, NODES = 96, 5, 6
+MANY, FEW = 1700, 300
+"""Steps of texts: of each family in each of three forms, ten thousand together; and where transformers takes long."""
 each_family = pytest.mark.parametrize("family", HYBRIDS)
 
 
@@ -36,22 +39,29 @@ def hybrid(family: str) -> TargetModel:
     return make_target(family, layers=4, **HYBRIDS[family])
 
 
-def fed(target: TargetModel, text: Sequence[int]) -> dict[StatePart, Tensor]:
-    """What a cache of transformers has of the states after a text, whose tokens came one by one."""
-    cache = DynamicCache(config=target.model.config)
-    with torch.no_grad(), plain_attention(target.model):
-        for place, token in enumerate(text):
-            position = torch.tensor([[place]])
-            target.model(torch.tensor([[token]]), position_ids=position, **{CACHE: cache}, use_cache=True)
-    found: dict[StatePart, Tensor] = {}
-    layers: list[Any] = cache.layers
-    for number, layer in enumerate(layers):
-        if hasattr(layer, "conv_states"):
-            found[StatePart(number, 0, CONV)], found[StatePart(number, 0, RECURRENT)] = (
-                layer.conv_states[0][0],
-                layer.recurrent_states[0][0],
-            )
-    return found
+class Fed:
+    """What a cache of transformers has of a text whose tokens come one by one, in doubles."""
+
+    def __init__(self, model: Any) -> None:
+        """Begin an empty text of a model of doubles."""
+        self.model, self.cache, self.length = model, DynamicCache(config=model.config), 0
+
+    def states(self, text: Sequence[int]) -> dict[StatePart, Tensor]:
+        """Those after a text that goes on from the last one."""
+        with torch.no_grad(), plain_attention(self.model):
+            for place in range(self.length, len(text)):
+                token, position = torch.tensor([[text[place]]]), torch.tensor([[place]])
+                self.model(token, position_ids=position, **{CACHE: self.cache}, use_cache=True)
+        self.length = len(text)
+        found: dict[StatePart, Tensor] = {}
+        layers: list[Any] = self.cache.layers
+        for number, layer in enumerate(layers):
+            if hasattr(layer, "conv_states"):
+                found[StatePart(number, 0, CONV)], found[StatePart(number, 0, RECURRENT)] = (
+                    layer.conv_states[0][0],
+                    layer.recurrent_states[0][0],
+                )
+        return found
 
 
 class Steps:
@@ -126,10 +136,33 @@ def test_states_are_those_of_the_accepted_tokens(family: str, mode: str | None) 
     follow(Steps(hybrid(family), mode, seed=5), Random(f"{family} {mode}"))
 
 
-def follow(steps: Steps, random: Random) -> None:
-    """Check the states after each of some steps, whatever was accepted."""
-    target, mode = steps.callbacks.target_model, steps.callbacks.mask_mode
-    for _ in range(ROUNDS):
+@each_family
+def test_many_steps(family: str) -> None:
+    many_steps(lambda mode, seed: Steps(hybrid(family), mode, seed))
+
+
+def many_steps(begin: Callable[[str | None, int], Steps], least: int = MANY) -> None:
+    """Check the states of chains and trees until texts have made so many steps."""
+    made, seed = 0, 0
+    while made < least:
+        steps = begin((None, "qlen", "bitpacked")[seed % 3], seed)
+        made += follow(steps, Random(seed), rounds=COLUMNS)
+        seed += 1
+
+
+def follow(steps: Steps, random: Random, rounds: int = ROUNDS) -> int:
+    """Check the states after each of some steps, as long as texts have room, whatever was accepted; how many were made.
+
+    A step counts for every text that makes it.
+    """
+    target, mode, made = steps.callbacks.target_model, steps.callbacks.mask_mode, 0
+    doubles = copy.deepcopy(target.model).double()
+    doubles.set_experts_implementation("eager")  # products of groups of rows are none of doubles
+    oracles = [Fed(doubles) for _ in steps.texts]
+    for _ in range(rounds):
+        if max(map(len, steps.texts)) + NODES > COLUMNS:
+            break
+        made += len(steps.texts)
         order = [0, *random.sample(range(1, 5), 4)]
         random.shuffle(order)
         trees = (
@@ -148,12 +181,14 @@ def follow(steps: Steps, random: Random) -> None:
                 # as a step moves what was accepted to the front of the window: its keys and values
                 steps.texts[row - 1] += [int(tokens[b, node]) for node in path]
         rewrite(steps, target)
-        for row, text in enumerate(steps.texts, start=1):
-            for part, wanted in fed(target, text).items():
-                torch.testing.assert_close(steps.kept()[part][row], wanted, rtol=1e-3, atol=1e-4)
+        for row, (text, oracle) in enumerate(zip(steps.texts, oracles, strict=True), start=1):
+            for part, wanted in oracle.states(text).items():
+                near = 1e-4 * max(1.0, float(wanted.abs().max()))  # an engine's states are of 32 bits
+                torch.testing.assert_close(steps.kept()[part][row].double(), wanted.double(), rtol=1e-3, atol=near)
         for tensor in steps.states.tensors:
             assert not tensor[0].any()
             assert bool(tensor[5].isnan().all())
+    return made
 
 
 def same(one: Tensor, other: Tensor) -> bool:
