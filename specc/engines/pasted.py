@@ -163,7 +163,7 @@ def check_of_draft(arguments: Pasted, wanted: Wanted, draft: Mapping[str, Fact] 
 
 def set_in_front(wanted: Wanted) -> str:
     """Return what a server's environment must have for a program; nothing for most."""
-    return "" if wanted.token_map is None else f"{TOKENS}={wanted.token_map.resolve()}"
+    return "" if wanted.token_map is None else f"{TOKENS}={wanted.token_map.absolute()}"
 
 
 def served_by(program: str, words: Sequence[str], index: int) -> bool:

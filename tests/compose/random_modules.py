@@ -130,7 +130,7 @@ class Composer(StateOps, LogitOps, NodeOps):
         self._enter()
         with self.phase("prepare"):
             self._some(1, 3, "admit load load")
-            self._some(1, 5, "positions slots branch_slots health handed_on propose")
+            self._some(1, 5, "positions slots branch_slots health handed_on propose point")
         with self.phase("draft"):
             self._some(2, 8, FORWARDS)
         with self.phase("verify"):

@@ -126,6 +126,10 @@ class StateOps(Values):
             "kv.advance", self.replaced(lambda type_, fact: type_ == TensorType("i64", ("B", "K")) and not fact.kind)
         )
 
+    def point(self) -> None:
+        """The snapshot that a prefill leaves a state in."""
+        self.make("state.begin", self.rows())
+
     def slots(self) -> None:
         axis = self.rng.choice(["A", self.nodes, *(["D"] if self.chain and self.module.size("D") else [])])
         kind = [Fact("slots", axis)] if axis == NODE else []

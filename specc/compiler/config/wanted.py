@@ -93,7 +93,7 @@ class Wanted:
 
     def of_draft(self) -> list[str]:
         """Return the keys of the draft's block, likewise."""
-        path = "" if self.token_map is None else quoted(str(self.token_map.resolve()))
+        path = "" if self.token_map is None else quoted(str(self.token_map.absolute()))
         return [
             *([f"  head: {json.dumps(self.head)} # --head"] if self.head != Wanted.head else []),
             *([f"  token_map: {path} # --token-map"] if path else []),

@@ -50,7 +50,8 @@ def budget_judged(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     mass, tokens = operands
     first = 1 + int(attrs["column"])
     there = (tokens[:, first : first + mass.shape[1:-1].numel()] >= 0).view(mass.shape[:-1])
-    return (torch.where(there[..., None], mass, mass.new_tensor([-torch.inf, 1.0, 0.0])),)
+    none = torch.cat([mass.new_full((1,), value) for value in (-torch.inf, 1.0, 0.0)])
+    return (torch.where(there[..., None], mass, none),)
 
 
 @register("budget.begin")

@@ -6,7 +6,6 @@ parent's place in the frontier of that step and c % K the rank among its childre
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 
 import torch
@@ -96,34 +95,49 @@ def tree_product(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     NaN as -inf; the lowest node's on ties, and its sibling before its child. Padding rows: 0, -1, 0.
     """
     rows, bonus, p, index = operands
-    chosen = [_product(p[b].cpu(), dims["N"]) for b in range(len(rows))]
-    nodes = torch.tensor(chosen, dtype=torch.int64, device=rows.device).view(len(rows), 3, dims["N"])
-    place, rank, parent = nodes.unbind(1)
+    place, rank, parent = _product(p, dims["N"])
     picked = index[torch.arange(len(rows), device=rows.device)[:, None], place.clamp(min=0), rank]
     padding = rows == 0
     tokens = torch.where(place < 0, bonus.to(torch.int64)[:, None], picked)
     return zero_rows(tokens, padding), parent.masked_fill(padding[:, None], -1), zero_rows(place + 1, padding)
 
 
-def _product(p: Tensor, nodes: int) -> tuple[list[int], list[int], list[int]]:
-    """Return places, ranks and parents of all nodes, the root's -1, 0, -1, of candidates f32[S, K] of one request."""
-    steps, branches = p.shape
-    place, rank, parent, scores = [-1], [0], [-1], [torch.ones((), dtype=p.dtype)]
-    heap: list[tuple[float, int, int, int, Tensor]] = []
+def _product(p: Tensor, nodes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return places, ranks and parents i64[B, N] of all nodes, the root's -1, 0, -1, of candidates f32[B, S, K].
 
-    def offer(node: int, child: int, at: int, of: int, above: Tensor) -> None:
-        if at < steps and of < branches:
-            heapq.heappush(heap, (-float(comparable(above * p[at, of])), node, child, of, above))
+    Column 2 n of what is offered is the next sibling of node n, and column 2 n + 1 its first child.
+    """
+    batch, steps, branches = p.shape
+    place = torch.full((batch, nodes), -1, dtype=torch.int64, device=p.device)
+    rank, parent = torch.zeros_like(place), place.clone()
+    score = torch.ones((batch, nodes), dtype=p.dtype, device=p.device)
+    above, numbers = score.clone(), torch.arange(2 * nodes, device=p.device)
+    offered = p.new_full((batch, 2 * nodes), -torch.inf)
+    there = torch.zeros_like(offered, dtype=torch.bool)
 
-    offer(0, 1, 0, 0, scores[0])
+    def entry(at: Tensor, of: Tensor) -> Tensor:
+        known = at.clamp(max=steps - 1) * branches + of.clamp(max=branches - 1)
+        return p.flatten(1).gather(1, known[:, None])[:, 0]
+
+    def offer(number: int, at: Tensor, of: Tensor, base: Tensor) -> None:
+        offered[:, number] = comparable(base * entry(at, of))
+        there[:, number] = (at < steps) & (of < branches)
+
+    first = torch.zeros_like(place[:, 0])
+    offer(1, first, first, score[:, 0])
     for column in range(1, nodes):
-        _, node, child, of, above = heapq.heappop(heap)
-        place.append(place[node] + child)
-        rank.append(of)
-        parent.append(node if child else parent[node])
-        scores.append(above * p[place[-1], of])
-        offer(column, 0, place[-1], of + 1, above)
-        offer(column, 1, place[-1] + 1, 0, scores[-1])
+        best = torch.where(there, offered, -torch.inf).amax(1, keepdim=True)
+        taken = torch.where(there & (offered == best), numbers, 2 * nodes - 1).amin(1, keepdim=True)
+        there.logical_and_(numbers != taken)
+        node, child = taken // 2, (taken % 2)[:, 0]
+        base = torch.where(child == 1, score.gather(1, node)[:, 0], above.gather(1, node)[:, 0])
+        rank[:, column] = torch.where(child == 1, 0, rank.gather(1, node)[:, 0] + 1)
+        place[:, column] = place.gather(1, node)[:, 0] + child
+        parent[:, column] = torch.where(child == 1, node[:, 0], parent.gather(1, node)[:, 0])
+        at, of = place[:, column], rank[:, column]
+        above[:, column], score[:, column] = base, base * entry(at, of)
+        offer(2 * column, at, of + 1, base)
+        offer(2 * column + 1, at + 1, first, score[:, column])
     return place, rank, parent
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from programs import load, passes_to
+from random_hybrids import STATES
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -20,6 +21,8 @@ from specc.compiler.ir.core import Module, Op, Value, is_state, tensor_type
 from specc.compiler.ir.nodes import is_collective, is_external
 from specc.compiler.pass_manager.manager import run_passes
 from specc.compiler.pass_manager.pass_base import Context
+from specc.runtime.plan.recurrent.state_tables import FOLD, StateTensor, folded_parts
+from specc.runtime.plan.recurrent.state_tables import STATES as STATES_OF
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.semantics.reference import MOVES, OPS, evaluate
 
@@ -28,6 +31,7 @@ ROWS = 3
 RANKS: dict[str, Any] = {"logits": "sharded", "tensor_parallel": 2, "outputs": ["logprobs"]}
 RANKS |= {role: {"vocab_size": 90, "padded_vocab_size": 96} for role in ("target", "draft")}
 TREE: dict[str, Any] = {"topk": 2, "num_draft_tokens": 6, "page_size": 4}
+GDN: dict[str, Any] = {"state_layers": 2, "state": STATES["qwen3_next"]}
 SAMPLING = ["penalties", "logit_bias", "grammar"]
 SCORES = {"outputs": ["logprobs"], "logprobs": "processed", "best_logprobs": 2}
 PROGRAMS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -50,6 +54,17 @@ PROGRAMS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("DFLASH", {"verify": "block"}),
     ("STANDALONE", {"num_steps": [0, 2]}),
     ("EAGLE", {"shapes": [{"num_steps": 3}, {"num_steps": 2, "topk": 2, "num_draft_tokens": 5}]}),
+    ("EAGLE", {"budget": 2}),
+    ("STANDALONE", {"budget": [2, "all"]}),
+    ("EAGLE", {"budget": 2, "verify": "rejection"}),
+    ("DFLASH", {"budget": 2}),
+    ("DFLASH", TREE),
+    ("DSPARK", {}),
+    ("DSPARK", {"budget": 2}),
+    ("DSPARK", TREE),
+    ("DFLASH2", {"verify": "rejection"}),
+    ("DFLASH2", {"budget": 2}),
+    *(("EAGLE", {"target": GDN | {"state_form": form}}) for form in ("select", "fold", "point")),
     ("NGRAM", {"options": {"corpus": "corpus"}}),
     ("NGRAM", {"topk": 2, "num_draft_tokens": 6}),
     ("NGRAM", {"step": "rotated"}),
@@ -129,6 +144,14 @@ def what_it_is(op: Op) -> Iterator[object]:
     yield tuple(value.type for value in (*op.operands, *op.results))
 
 
+def states_of(op: Op, nodes: int) -> Iterator[tuple[tuple[int, ...], torch.dtype]]:
+    """The tensors of a layer's state that an op commits: what is kept, and what a verification leaves of each node."""
+    matrix = StateTensor("matrix", "f32", (4, 8), (StateTensor("pending", "f32", (4, 8)),))
+    for part in folded_parts(op) if op.opcode == FOLD else (matrix,):  # pyright: ignore[reportArgumentType]
+        yield (90, *part.shape), DTYPES[part.dtype]
+        yield from (((ROWS, nodes, *record.shape), DTYPES[record.dtype]) for record in part.records)
+
+
 def run(module: Module, op: Op) -> None:
     """The op on tensors of its operands' types; results are of its results'."""
     dims = {dim.name: dim.size for dim in module.dims.values() if dim.size is not None} | {"B": ROWS}
@@ -143,6 +166,9 @@ def run(module: Module, op: Op) -> None:
 
     pools = {name: meta(carry.type, B=dims["P"]) for name, carry in module.carries.items()}
     kv = {owner: [torch.empty(90, 2, 3, device="meta")] for owner in ("target", "draft")}
+    kv[STATES_OF] = [
+        torch.empty(size, dtype=dtype, device="meta") for size, dtype in states_of(op, dims.get("N", dims.get("A", 1)))
+    ]
     with Queued():
         results = evaluate(op.opcode, tuple(tensors(op.operands)), op.attrs, dims, pools, kv)
     wanted = tensors(op.results)
