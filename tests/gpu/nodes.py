@@ -190,9 +190,9 @@ class Pair:
 
 
 def inexact(ops: Sequence[OpCall]) -> set[str]:
-    """Values and pools of a node that depend on a sum over a vocabulary, or a table's row, or a logarithm.
+    """Values and pools of a node that depend on a sum over a vocabulary, a product, a table's row, or a logarithm.
 
-    Indices are exact.
+    Indices are exact. Of a record the first 32 bits are a score, and an index follows.
     """
     dependent: set[str] = set()
     for call in ops:
@@ -204,6 +204,8 @@ def inexact(ops: Sequence[OpCall]) -> set[str]:
             "sample.min_p",
             "sample.mass",
             "lattice.row",
+            "head.biased",
+            "head.biased_part",
         ):
             dependent.add(call.results[0])
         elif call.op in ("vocab.best", "vocab.best_path", "sample.residual"):
