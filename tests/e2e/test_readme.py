@@ -96,7 +96,10 @@ SERVERS = {
 }  # fmt: skip
 """README's rows -> those of docs/sglang-figures.md: ratios at every batch and the same again, the trace at batch 1, and
 its glue again."""
-RANKS = ("SGLang's all-reduce, 8 B, chain", "SGLang's all-reduce, 8 B, default tree")
+RANKS = {
+    "SGLang's all-reduce, 8 B, chain", "SGLang's all-reduce, 8 B, default tree",
+    "two ranks, 70 B of half the layers, chain",
+}  # fmt: skip
 
 
 def cells(text: str, name: str) -> list[str]:

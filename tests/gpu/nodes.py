@@ -127,6 +127,12 @@ class Pair:
         for name in filter(frames[0].holds, records(node.ops)):
             sums = [frame.read(name).cpu()[..., -1].to(torch.int32).view(torch.float32) for frame in reversed(frames)]
             torch.testing.assert_close(*sums, **CLOSE, msg=lambda text, name=name: f"{what}: sums of {name}: {text}")
+        for name in filter(frames[0].holds, scored(node.ops)):
+            orders = [(frame.read(name).cpu() >> 32).to(torch.int32) for frame in reversed(frames)]
+            scores = [(bits ^ ((bits >> 31) & 0x7FFFFFFF)).view(torch.float32) for bits in orders]
+            torch.testing.assert_close(
+                *scores, **CLOSE, msg=lambda text, name=name: f"{what}: scores of {name}: {text}"
+            )
 
     def ignored(self, node: Computed, frame: Frame) -> Tensor:
         """Bytes that may differ, or are compared otherwise."""
@@ -142,6 +148,10 @@ class Pair:
             if home is not None:  # the lower half of a record's last word
                 words = self.bytes_of(mask, home)[: view.numel() * 8].view(-1, view.shape[-1], 8)
                 words[:, -1, :4] = True
+        for name in filter(frame.holds, scored(node.ops)):
+            home, view = self.plan.home(name), frame.read(name)
+            if home is not None:
+                self.bytes_of(mask, home)[: view.numel() * 8].view(-1, 8)[:, 4:] = True
         for call in node.ops:
             if call.op in ("commit.compact", "tree.mask") and frame.holds(call.results[0]):
                 name = call.results[0]
@@ -192,7 +202,7 @@ class Pair:
 def inexact(ops: Sequence[OpCall]) -> set[str]:
     """Values and pools of a node that depend on a sum over a vocabulary, a product, a table's row, or a logarithm.
 
-    Indices are exact. Of a record the first 32 bits are a score, and an index follows.
+    Indices are exact.
     """
     dependent: set[str] = set()
     for call in ops:
@@ -205,7 +215,6 @@ def inexact(ops: Sequence[OpCall]) -> set[str]:
             "sample.mass",
             "lattice.row",
             "head.biased",
-            "head.biased_part",
         ):
             dependent.add(call.results[0])
         elif call.op in ("vocab.best", "vocab.best_path", "sample.residual"):
@@ -228,6 +237,11 @@ def records(ops: Sequence[OpCall]) -> list[str]:
         for call in ops
         if call.op == "vocab.topk_part" or (call.op == "vocab.argmax_part" and call.attrs["words"] == 2)
     ]
+
+
+def scored(ops: Sequence[OpCall]) -> list[str]:
+    """Records of a word, whose upper half is a score that a product has made, and whose lower half is its token."""
+    return [call.results[0] for call in ops if call.op == "head.biased_part"]
 
 
 def accepted(node: Computed, frame: Frame, call: OpCall) -> Tensor:

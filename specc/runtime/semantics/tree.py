@@ -111,33 +111,32 @@ def _product(p: Tensor, nodes: int) -> tuple[Tensor, Tensor, Tensor]:
     place = torch.full((batch, nodes), -1, dtype=torch.int64, device=p.device)
     rank, parent = torch.zeros_like(place), place.clone()
     score = torch.ones((batch, nodes), dtype=p.dtype, device=p.device)
-    above, numbers = score.clone(), torch.arange(2 * nodes, device=p.device)
+    numbers = torch.arange(2 * nodes, device=p.device)
     offered = p.new_full((batch, 2 * nodes), -torch.inf)
     there = torch.zeros_like(offered, dtype=torch.bool)
 
     def entry(at: Tensor, of: Tensor) -> Tensor:
-        known = at.clamp(max=steps - 1) * branches + of.clamp(max=branches - 1)
-        return p.flatten(1).gather(1, known[:, None])[:, 0]
+        return p.flatten(1).gather(1, at.clamp(max=steps - 1) * branches + of.clamp(max=branches - 1))
 
     def offer(number: int, at: Tensor, of: Tensor, base: Tensor) -> None:
-        offered[:, number] = comparable(base * entry(at, of))
-        there[:, number] = (at < steps) & (of < branches)
+        offered[:, number, None] = comparable(base * entry(at, of))
+        there[:, number, None] = (at < steps) & (of < branches)
 
-    first = torch.zeros_like(place[:, 0])
-    offer(1, first, first, score[:, 0])
+    first = torch.zeros_like(place[:, :1])
+    offer(1, first, first, score[:, :1])
     for column in range(1, nodes):
         best = torch.where(there, offered, -torch.inf).amax(1, keepdim=True)
         taken = torch.where(there & (offered == best), numbers, 2 * nodes - 1).amin(1, keepdim=True)
         there.logical_and_(numbers != taken)
-        node, child = taken // 2, (taken % 2)[:, 0]
-        base = torch.where(child == 1, score.gather(1, node)[:, 0], above.gather(1, node)[:, 0])
-        rank[:, column] = torch.where(child == 1, 0, rank.gather(1, node)[:, 0] + 1)
-        place[:, column] = place.gather(1, node)[:, 0] + child
-        parent[:, column] = torch.where(child == 1, node[:, 0], parent.gather(1, node)[:, 0])
-        at, of = place[:, column], rank[:, column]
-        above[:, column], score[:, column] = base, base * entry(at, of)
+        node, child = taken // 2, taken % 2
+        at, of = place.gather(1, node) + child, torch.where(child == 1, 0, rank.gather(1, node) + 1)
+        below = torch.where(child == 1, node, parent.gather(1, node))
+        base = score.gather(1, below)
+        mine = base * entry(at, of)
+        for nodes_of, new in ((place, at), (rank, of), (parent, below), (score, mine)):
+            nodes_of[:, column, None] = new
         offer(2 * column, at, of + 1, base)
-        offer(2 * column + 1, at + 1, first, score[:, column])
+        offer(2 * column + 1, at + 1, first, mine)
     return place, rank, parent
 
 

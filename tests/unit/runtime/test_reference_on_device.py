@@ -166,9 +166,8 @@ def run(module: Module, op: Op) -> None:
 
     pools = {name: meta(carry.type, B=dims["P"]) for name, carry in module.carries.items()}
     kv = {owner: [torch.empty(90, 2, 3, device="meta")] for owner in ("target", "draft")}
-    kv[STATES_OF] = [
-        torch.empty(size, dtype=dtype, device="meta") for size, dtype in states_of(op, dims.get("N", dims.get("A", 1)))
-    ]
+    nodes = dims["N" if "N" in dims else "A"]
+    kv[STATES_OF] = [torch.empty(size, dtype=dtype, device="meta") for size, dtype in states_of(op, nodes)]
     with Queued():
         results = evaluate(op.opcode, tuple(tensors(op.operands)), op.attrs, dims, pools, kv)
     wanted = tensors(op.results)

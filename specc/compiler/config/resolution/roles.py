@@ -81,7 +81,7 @@ def settle(
     hc_mult = values["hc_mult"] or 1
     logits = values["dtype"]
     if isinstance(block, TargetBlock):
-        read = block.hidden_source or ("aux" if block.aux_layers else read)
+        read = "aux" if block.aux_layers else read
         state = yield from _state(written, block, usable)
         if values["state_bytes"] is None and state is not None:
             values["state_bytes"] = bytes_of(state, values["dtype"])

@@ -154,4 +154,6 @@ def test_whatever_a_model_says(model_type: str, odd: dict[str, object], algorith
             render(diagnostic, wrong.sources if wrong else {}).encode()
         for role, model in models.items():
             values = {key: getattr(model, key) for key in BLOCKS[role].model_fields if key != "state"}
-            BLOCKS[role].model_validate(values | ({"aux_layers": None} if role == "target" else {}))
+            if layers := values.get("aux_layers"):
+                values["aux_layers"] = list(layers)
+            BLOCKS[role].model_validate(values)
