@@ -38,8 +38,8 @@ ENGINE: dict[str, Any] = {
     "log_level": "info",
 }
 ENGINE_ON: dict[str, dict[str, Any]] = {
-    "cpu": {"dtype": "float32", "attention_backend": "intel_amx", "disable_cuda_graph": True},
-    "cuda": {"dtype": "bfloat16", "disable_prefill_cuda_graph": True, "mem_fraction_static": 0.7},
+    "cpu": {"attention_backend": "intel_amx", "disable_cuda_graph": True},
+    "cuda": {"disable_prefill_cuda_graph": True, "mem_fraction_static": 0.7},
 }
 ENVIRONMENT = {
     "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",

@@ -33,6 +33,10 @@ DEVICE = json.loads(READY.read_text()).get("device", "cpu") if READY.exists() el
 ON_GPU = DEVICE == "cuda"
 BACKEND = os.environ.get("SPECC_TEST_BACKEND", "fa3")
 """The attention backend of engines on a GPU."""
+DTYPE = os.environ.get("SPECC_TEST_DTYPE") or ("bfloat16" if ON_GPU else "float32")
+"""The element type of engines."""
+EXACT = DTYPE == "float32"
+"""Whether texts are compared token for token: in 16 bits a near tie may go either way."""
 GPUS = int(os.environ.get("SPECC_TEST_GPUS", "1")) if ON_GPU else 0
 """How many there are, among which engines of one rank are dealt out."""
 AT_A_TIME = 4 * GPUS or 2

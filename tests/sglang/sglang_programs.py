@@ -8,12 +8,14 @@ from typing import Any
 
 import engine_job
 from engine_job import CONFIG, specc
-from sglang_files import BACKEND, DEVICE
+from sglang_files import BACKEND, DEVICE, DTYPE, ON_GPU
 
 SERVED = {
-    "cpu": {"dtype": "float32", "attention_backend": "intel_amx"},
-    "cuda": {"dtype": "bfloat16", "attention_backend": BACKEND},
-}[DEVICE] | {"device": DEVICE, "context_length": 1024}
+    "device": DEVICE,
+    "dtype": DTYPE,
+    "attention_backend": BACKEND if ON_GPU else "intel_amx",
+    "context_length": 1024,
+}
 """What `serve.py` sets for every engine, as far as it says something about a program."""
 
 ON_GPUS = ("DFLASH", "DSPARK")

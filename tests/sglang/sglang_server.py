@@ -11,7 +11,7 @@ from typing import Any
 
 from engine_job import LIMIT_S, run_job
 from ports import free_port
-from sglang_files import BACKEND, DEVICE, GPUS, HERE, ON_GPU, PYTHON
+from sglang_files import BACKEND, DEVICE, DTYPE, GPUS, HERE, ON_GPU, PYTHON
 from sglang_models import TOKEN_MAP
 from sglang_workload import is_greedy
 
@@ -228,6 +228,6 @@ def serve(
     apart = {"port": free_port()} if engine.get("enable_dp_attention") else {}  # others are beside it, which ranks hold
     if engine.get("tp_size", 1) == 1 < GPUS:
         apart["base_gpu_id"] = next(TURNS) % GPUS
-    job = {"device": DEVICE, "engine": {**engine, **apart}, "requests": list(requests)}
+    job = {"device": DEVICE, "engine": {"dtype": DTYPE, **engine, **apart}, "requests": list(requests)}
     answer, log = run_job(script, job, folder, wheel=wheel, settings=asked, limit_s=limit_s)
     return Served(requests, answer["outputs"], answer["state"], log)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from nemotron_models import write_nemotron_h
 from sglang_family import Family, FamilyTests, Running, groups_of, in_float32, of_merged_weights
-from sglang_files import NEWEST, ON_GPU, VERSION
+from sglang_files import DTYPE, NEWEST, ON_GPU, VERSION
 from sglang_hybrid_heads import write_corrected
 from sglang_hybrids import PAIRS, STATES, remembered, states_accounted_for
 from sglang_lora import ATTENTION, MLP, merged, with_adapters, write_adapters
@@ -31,7 +31,7 @@ ADAPTERS: Mapping[str, Mapping[str, tuple[int, Sequence[str]]]] = {
 }
 TARGETS = {
     NETS: partial(write_seer, wide=32 if ON_GPU else 16),
-    SPACES: partial(write_nemotron_h, wide=8, dtype="bfloat16" if ON_GPU else "float32"),
+    SPACES: partial(write_nemotron_h, wide=8, dtype=DTYPE),
 }
 OWN = {target: Variant("NEXTN", target, target=target) for target in TARGETS}
 

@@ -1,7 +1,8 @@
 """Prefill and decode on two servers: the one that decodes has a program, and the one that prefills keeps still.
 
-Keys and values, and what SGLang sends along with them, go from process to process; every step is SGLang's own but for
-the transport, which is a stand-in. Prompts are prefilled in chunks, some requests are aborted, and some thrown out.
+Keys and values, and what SGLang sends along with them, go from process to process; every step is SGLang's own, on a CPU
+but for the transport, which is a stand-in. Prompts are prefilled in chunks, some requests are aborted, and some thrown
+out.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from typing import Any
 import pytest
 from engine_fixtures import asked, side_by_side, started
 from sglang_disaggregated import serve_apart
-from sglang_family import UNCACHED, all_accounted_for, same_texts
-from sglang_files import ON_GPU
+from sglang_family import UNCACHED, all_accounted_for, in_float32, same_texts
+from sglang_files import AT_A_TIME
 from sglang_mixed import COUNT, GRAMMARS, Oracle, is_greedy, mixed
 from sglang_programs import build_program
 from sglang_server import PLAIN, Served, Variant, accept_length, greedy, serve
 from sglang_workload import without_aborts, workload
 
-pytestmark = pytest.mark.skipif(ON_GPU, reason="the transport is a stand-in for processes of a CPU")
+pytestmark = in_float32
 REQUESTS = 200
 HEADS = [
     Variant("EAGLE", "eagle", overlap=True, program=True),
@@ -63,7 +64,7 @@ def own(program: Variant) -> Variant:
 def apart(
     request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Mapping[Variant, Future[Sides]]]:
-    """What came of both servers, and of those that do all by themselves as `decode`; two engines run at a time."""
+    """What came of both servers, and of those that do all by themselves as `decode`."""
     folder, requests = tmp_path_factory.mktemp("apart"), workload(REQUESTS, seed=1)
 
     def run(variant: Variant) -> Sides:
@@ -75,7 +76,7 @@ def apart(
         wheels = built(engine, variant, folder / f"{variant}-wheel") if variant.program else None
         return serve_apart(engine, requests, job, overlap=variant.overlap, wheels=wheels)
 
-    with side_by_side(1) as pool:
+    with side_by_side(AT_A_TIME // 2) as pool:
         yield started(pool, [PLAIN, *asked(request.session.items, "variant", "stock")], run)
 
 

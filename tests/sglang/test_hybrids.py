@@ -23,7 +23,7 @@ from sglang_family import (
     in_float32,
     same_texts,
 )
-from sglang_files import NEWEST, ON_GPU, RANKS, VERSION
+from sglang_files import DTYPE, NEWEST, ON_GPU, RANKS, VERSION
 from sglang_hybrid_heads import write_blocks, write_corrected, write_eagle3, write_selected
 from sglang_hybrids import GRID, PAIRS, STATES, remembered, states_accounted_for, write_bigrams
 from sglang_kimi import write_kimi_linear
@@ -36,7 +36,6 @@ from sglang_workload import workload
 
 pytestmark = pytest.mark.skipif(VERSION != NEWEST, reason="stand-ins are those of what the newest calls")
 REQUESTS = int(os.environ.get("SPECC_TEST_HYBRIDS", "40"))
-DTYPE = "bfloat16" if ON_GPU else "float32"
 GDN, SPACES, DENSE = "hybrid", "state-spaces", "dense-hybrid"
 """The last is the language model of a class that sees pictures."""
 LATENT, ATTENDS = "latent-hybrid", "fa3"

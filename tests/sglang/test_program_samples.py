@@ -13,6 +13,7 @@ import pytest
 import torch
 from engine_fixtures import asked, side_by_side, started
 from sglang_draws import BIAS, CROWD, TEXTS, short, texts
+from sglang_files import AT_A_TIME
 from sglang_mixed import AGAIN, COUNT, GRAMMARS, SCHEMA, Oracle, is_greedy, is_penalized, is_restricted, mixed
 from sglang_programs import build_program
 from sglang_server import PLAIN, SERVER, THROWN_OUT, Served, Variant, serve
@@ -34,7 +35,7 @@ def oracle() -> Oracle:
 def jobs(
     request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Mapping[Variant, Future[Served]]]:
-    """What tests of this run ask for, two engines at a time: programs that sample, and SGLang without speculation."""
+    """What tests of this run ask for: programs that sample, and SGLang without speculation."""
     folder = tmp_path_factory.mktemp("mixed")
     needed = [name for item in request.session.items for name in getattr(item, "fixturenames", ())]
     variants = [*asked(request.session.items, "served"), *[PLAIN] * ("alone" in needed)]
@@ -42,7 +43,7 @@ def jobs(
     def run(variant: Variant) -> Served:
         return alone_in(models, folder) if variant == PLAIN else mixed_in(variant, models, folder / str(variant))
 
-    with side_by_side(2) as pool:
+    with side_by_side(AT_A_TIME) as pool:
         yield started(pool, [variant for variant in (CHAIN, TREE, LOOK_UPS, BLOCKS, PLAIN) if variant in variants], run)
 
 
