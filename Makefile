@@ -1,7 +1,7 @@
 # make demo      set up, build wheels, install them, generate text and compare it with transformers' own
 # make test      set up, run the tests that answer in minutes: most of those that need no GPU; HOUSE=compiler: of one house
 # make test-all  every test that needs no GPU and no engine
-# make test-slow what make test leaves out; PART=1/192: the second of 192 parts of it
+# make test-slow what make test leaves out; PART=1/8: the second of 8 parts of it
 # make check     lint, types, every test
 # make fuzz      attack every input with random cases of another seed, for ten minutes
 PYTHON ?= python3

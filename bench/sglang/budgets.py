@@ -66,7 +66,7 @@ FAMILIES = {
     ),
     "blocks": Family(
         "budget14_blocks",
-        ("budget14_block16", "budget14_block4", "budget14_nospec"),
+        ("budget14_block8", "budget14_block4", "budget14_nospec"),
         (0.795,),
         "Red Hat AI's DFlash draft of Qwen3-8B on math: 82 % right at the first place, 3.74 drafts a step",
     ),

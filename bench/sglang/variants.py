@@ -182,7 +182,7 @@ def budgeted_variants() -> list[Variant]:
 
     return [
         chain(3, "eagle3", "budget8_eagle3"), *map(chain, (5, 2, 1)), Variant("budget8_nospec", shape=(0, 1, 1)),
-        block(8, "blocks", "budget14_blocks"), *map(block, (16, 4)), Variant("budget14_nospec", shape=(0, 1, 1)),
+        block(16, "blocks", "budget14_blocks"), *map(block, (8, 4)), Variant("budget14_nospec", shape=(0, 1, 1)),
     ]  # fmt: skip
 
 
