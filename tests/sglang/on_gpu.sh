@@ -6,9 +6,8 @@
 # BUNDLE is a folder that bench/sglang/bundle.sh made; it needs no wheels, since the tests build their programs, and no models.
 # SGLang is unpacked into WORK (/tmp/specc-sglang), and what is there is used again. Engines run with CUDA graphs, in DTYPE
 # (bfloat16) under the attention backend that BACKEND (fa3) names: in float32 with triton, texts are compared token for token.
-# Nothing then multiplies 19 bits of a number, and torch does what SGLang's kernels have for 16 bits alone. OUT (./out)
-# gets what pytest said and each engine's job, answer and log, which lie in JOBS (.sglang-jobs) before: several calls may run
-# beside each other.
+# OUT (./out) gets what pytest said and each engine's job, answer and log, which lie in JOBS (.sglang-jobs) before: several
+# calls may run beside each other.
 # LIMIT (540) is how many seconds pytest may take. TESTS are files of this folder, by default test_engine.py. Engines are dealt
 # out to all GPUs of the machine, and those of several ranks run where there are as many.
 [ -d "$1" ] || { echo "usage: $0 BUNDLE [pytest's options]" >&2; exit 2; }
@@ -33,9 +32,6 @@ fi
 export PYTHONPATH=$root:$root/tests:$root/.sglang/about${PYTHONPATH:+:$PYTHONPATH} PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
 export SPECC_CACHE_DIR=${SPECC_CACHE_DIR:-$root/.specc-cache} SPECC_TEST_BACKEND=${BACKEND:-fa3}
 export SPECC_TEST_DTYPE=${DTYPE:-bfloat16}
-if [ "$SPECC_TEST_DTYPE" = float32 ]; then
-  export TRITON_F32_DEFAULT=ieee NVIDIA_TF32_OVERRIDE=0 SGLANG_FORCE_FUSED_OP_BACKEND=torch
-fi
 files=() && for file in ${TESTS:-test_engine.py}; do files+=("tests/sglang/$file"); done
 export SPECC_TEST_GPUS=$(nvidia-smi -L | wc -l)
 timeout -k 10 "${LIMIT:-540}" python3 -m pytest "${files[@]}" -m sglang \

@@ -37,6 +37,10 @@ DTYPE = os.environ.get("SPECC_TEST_DTYPE") or ("bfloat16" if ON_GPU else "float3
 """The element type of engines."""
 EXACT = DTYPE == "float32"
 """Whether texts are compared token for token: in 16 bits a near tie may go either way."""
+ALONE = ON_GPU and EXACT
+"""Whether engines have one attention backend, the one that knows float32."""
+PRECISE = {"TRITON_F32_DEFAULT": "ieee", "NVIDIA_TF32_OVERRIDE": "0", "SGLANG_FORCE_FUSED_OP_BACKEND": "torch"}
+"""Variables with which nothing multiplies 19 bits of a float32, and torch does what SGLang's kernels of a GPU do not."""
 GPUS = int(os.environ.get("SPECC_TEST_GPUS", "1")) if ON_GPU else 0
 """How many there are, among which engines of one rank are dealt out."""
 AT_A_TIME = 4 * GPUS or 2

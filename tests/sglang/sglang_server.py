@@ -11,7 +11,7 @@ from typing import Any
 
 from engine_job import LIMIT_S, run_job
 from ports import free_port
-from sglang_files import BACKEND, DEVICE, DTYPE, EXACT, GPUS, HERE, ON_GPU, PYTHON
+from sglang_files import ALONE, BACKEND, DEVICE, DTYPE, GPUS, HERE, ON_GPU, PRECISE, PYTHON
 from sglang_models import TOKEN_MAP
 from sglang_workload import is_greedy
 
@@ -142,7 +142,7 @@ class Variant:
         if ON_GPU:
             given["attention_backend"] = BACKEND
             given |= NCCL_ALONE if self.ranks > 1 else {}
-        given |= {"attention_backend": self.attention} if self.attention and not (ON_GPU and EXACT) else {}
+        given |= {"attention_backend": self.attention} if self.attention and not ALONE else {}
         given |= {"page_size": self.page} if self.page > 1 else {}
         given |= {"ep_size": self.ranks} if self.experts else {}
         given |= {"enable_linear_replayssm_spec": True} if self.records else {}
@@ -224,7 +224,7 @@ def serve(
     dies of it.
     """
     script = (str(PYTHON), str(HERE / "serve.py"))
-    asked = {"SPECC_TEST_OVERLAP": "1" if overlap else "0", **(settings or {})}
+    asked = {"SPECC_TEST_OVERLAP": "1" if overlap else "0", **(PRECISE if ALONE else {}), **(settings or {})}
     apart = {"port": free_port()} if engine.get("enable_dp_attention") else {}  # others are beside it, which ranks hold
     if engine.get("tp_size", 1) == 1 < GPUS:
         apart["base_gpu_id"] = next(TURNS) % GPUS
