@@ -14,15 +14,14 @@ from sglang_server import Served, serve
 WHEN = ("after", "delay", "abort_after", "stream")
 """What says when a request comes and goes, which the server that prefills is told by the other one."""
 
-FEW_RESERVED = {"num_reserved_decode_tokens": 16}
-"""The server that decodes keeps fewer slots free for each request than the small pools of tests have."""
-TRANSPORT = (
-    {"disaggregation_transfer_backend": "nixl"}
-    if ON_GPU
-    else {"disaggregation_transfer_backend": "mooncake", "disaggregation_decode_retraction_backup": "cpu_tensor"}
-)
-"""NIXL between processes of a GPU, a stand-in for Mooncake between those of a CPU, where requests that are thrown out
-are kept without streams of a GPU."""
+APART = {
+    "disaggregation_transfer_backend": "nixl" if ON_GPU else "mooncake",
+    "num_reserved_decode_tokens": 16,
+    "disaggregation_decode_retraction_backup": "cpu_tensor",
+}
+"""NIXL between processes of a GPU, a stand-in for Mooncake between those of a CPU. The server that decodes keeps fewer
+slots free for each request than the small pools of tests have; those that are thrown out are kept without streams of a
+GPU."""
 ONE_MACHINE = {"SGLANG_HOST_IP": HOST} | dict.fromkeys(
     ("SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT", "SGLANG_DISAGGREGATION_WAITING_TIMEOUT"), "3000"
 )
@@ -52,8 +51,7 @@ def serve_apart(
             **engine,
             "disaggregation_mode": role,
             "disaggregation_bootstrap_port": port,
-            **FEW_RESERVED,
-            **TRANSPORT,
+            **APART,
         }
         wheel = (wheels or {}).get(role)
         ahead = overlap and role == "decode"  # to send a cached prefix ahead SGLang waits for a GPU

@@ -40,7 +40,7 @@ EXACT = DTYPE == "float32"
 ALONE = ON_GPU and EXACT
 """Whether engines have one attention backend, the one that knows float32."""
 PRECISE = {"TRITON_F32_DEFAULT": "ieee", "NVIDIA_TF32_OVERRIDE": "0", "SGLANG_FORCE_FUSED_OP_BACKEND": "torch"}
-"""Variables with which nothing multiplies 19 bits of a float32, and torch does what SGLang's kernels of a GPU do not."""
+"""Variables with which nothing multiplies 19 bits of a float32, and torch does what SGLang's kernels do not."""
 GPUS = int(os.environ.get("SPECC_TEST_GPUS", "1")) if ON_GPU else 0
 """How many there are, among which engines of one rank are dealt out."""
 AT_A_TIME = 4 * GPUS or 2
