@@ -246,7 +246,7 @@ def test_what_is_not_served_with_an_assistant(given: Any, what: str) -> None:
 
 def test_a_role_has_a_backend_of_its_own() -> None:
     """Over the cache of the model that it runs."""
-    mixed = {"draft": "triton", "verify": "fa3", "extend": "triton"}
+    mixed = {"draft": "flashinfer", "verify": "fa3", "extend": "flashinfer"}
     assert about(Server(LATENT, ServedModel(), attention=mixed)) == []
     assert about(Server(ServedModel(), LATENT, attention=mixed)) == ["attention draft", "attention extend"]
     assert about(Server(ServedModel(), ServedModel(), attention=mixed | {"extend": "hpc_ops"})) == ["attention extend"]

@@ -7,8 +7,8 @@ from ...served_attention import AttentionBackend
 RECORDS = (
     AttentionBackend(
         "triton",
-        caches=("mha", "swa"),
-        drafts=("mha",),
+        caches=("mha", "swa", "mla"),
+        drafts=("mha", "mla"),
         mask="full",
         windows=("verify",),
         place=0,
