@@ -20,6 +20,7 @@ import torch
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from specc.engines.sglang.attention.prepare.contract import Contract
+from specc.engines.sglang.attention.prepare.reading import Reading
 from specc.engines.sglang.attention.roles import Roles, name_of
 from specc.engines.sglang.attention.step_tables import Sizes, Tables
 
@@ -47,6 +48,11 @@ SLOTS = (
     .int()
 )
 """Requests' tables i32[9, 576]: pages that lie anywhere."""
+PAGES = 9 * 9
+PLACES = (
+    (torch.randperm(PAGES, generator=torch.Generator().manual_seed(1))[:, None] + 1) * PAGE + torch.arange(PAGE)
+).flatten()
+"""Where the second slot of each slot is i64[5184], in pages of a second pool that lie elsewhere."""
 
 
 def check(holds: bool) -> None:
@@ -62,13 +68,25 @@ def bare(module: str, kind: str, **more: Any) -> Any:
     return made
 
 
-def trtllm_mha(step: int) -> Any:
-    more = {"speculative_step_id": step, "expand_encoder_only_verify": False, "_swa_full_to_swa_mapping": None}
+def trtllm_mha(step: int, places: torch.Tensor | None = None) -> Any:
+    second = None if places is None else SimpleNamespace(full_to_swa_index_mapping=places)
+    more = {"speculative_step_id": step, "expand_encoder_only_verify": False, "_swa_full_to_swa_mapping": places}
+    more |= {"_swa_kv_pool": second, "use_sliding_window_kv_pool": second is not None}
     made = bare("trtllm_mha_backend", "TRTLLMHAAttnBackend", **more)
-    made._alloc_swa_page_table = lambda *_: None
-    made._bind_swa_page_table = lambda *_: None
     made.init_cuda_graph_state(LARGEST, LARGEST * NODES)
     return made
+
+
+def two_pools(step: int) -> Any:
+    return trtllm_mha(step, PLACES)
+
+
+def of_second_pool(backend: Any, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Lengths, and the pages of the first pool whose second are read; what is written has its second slot."""
+    of = backend.forward_metadata
+    check(torch.equal(of.swa_out_cache_loc, PLACES[batch.out_cache_loc]))
+    firsts = torch.full((len(PLACES) // PAGE + 1,), -1).index_copy_(0, PLACES[::PAGE] // PAGE, torch.arange(PAGES))
+    return of.cache_seqlens_int32, firsts[of.swa_page_table.long()]
 
 
 def fa4(step: int) -> Any:
@@ -157,6 +175,7 @@ def held(name: str, lengths: str, table: str) -> Callable[[Any, Any], tuple[torc
 
 KINDS: dict[str, tuple[Callable[[int], Any], Callable[[Any, Any], tuple[torch.Tensor, torch.Tensor]]]] = {
     "trtllm_mha": (trtllm_mha, held("forward_metadata", "cache_seqlens_int32", "page_table")),
+    "trtllm_mha over two pools": (two_pools, of_second_pool),
     "fa4": (fa4, held("forward_metadata", "cache_seqlens_int32", "page_table")),
     "trtllm_mla": (trtllm_mla, held("forward_decode_metadata", "seq_lens_k", "block_kv_indices")),
     "cutedsl_mla": (cutedsl_mla, held("forward_decode_metadata", "seq_lens_k", "block_kv_indices")),
@@ -176,7 +195,7 @@ def batch_of(mode: str, rows: torch.Tensor, lengths: torch.Tensor) -> Any:
     info = object.__new__(getattr(infos, names[mode]))
     width = 1 if mode == "draft" else NODES
     vars(info).update(num_tokens_per_req=width, draft_token_num=width, topk=1, ragged_verify_layout=None)
-    tokens = torch.zeros(len(rows) * width, dtype=torch.int64)
+    tokens = SLOTS[rows[:, None], lengths[:, None] + torch.arange(width)].long().flatten()
     return SimpleNamespace(
         forward_mode={"draft": modes.DECODE, "verify": modes.TARGET_VERIFY, "extend": modes.DRAFT_EXTEND_V2}[mode],
         batch_size=len(rows),
@@ -196,7 +215,7 @@ def steps(kind: str) -> list[Any]:
     """For each batch: by forward the keys that are read of each request, and the pages where they are found."""
     make, read = KINDS[kind]
     backends = [make(0), make(1), make(0), make(0)]
-    check({name_of(backend) for backend in backends} == {kind})
+    check({name_of(backend) for backend in backends} == {kind.partition(" ")[0]})
     for backend, mode in zip(backends, ("draft", "draft", "verify", "extend"), strict=True):
         given = batch_of(mode, torch.tensor([1, 2]), torch.tensor([9, 9]))  # a size that SGLang has captured
         backend.init_forward_metadata_out_graph(given, in_capture=True)
@@ -219,5 +238,17 @@ def steps(kind: str) -> list[Any]:
     return [all(same), reads]
 
 
+def assisted() -> list[Any]:
+    """For each batch the keys that an assistant reads of each request in the target's second pool, and the pages."""
+    backend, sizes = two_pools(0), Sizes(LARGEST, STEPS, 1, NODES, PAGE, context=CONTEXT)
+    attention, reads = Reading(Roles([backend], None, two_pools(0), None), Tables(SLOTS, sizes), captured=True), []
+    for place, lengths in enumerate(BATCHES):
+        given = batch_of("draft", torch.arange(len(lengths)) + place + 1, torch.tensor(lengths))
+        reads.append([part.tolist() for part in of_second_pool(attention.draft(0, given), given)])
+        check(attention.draft(1, given) is backend and given.spec_info is not None)
+    return reads
+
+
 if __name__ == "__main__":
-    json.dump({"slots": SLOTS.tolist(), **{kind: steps(kind) for kind in KINDS}}, sys.stdout)
+    made = {"slots": SLOTS.tolist(), "assisted": assisted(), **{kind: steps(kind) for kind in KINDS}}
+    json.dump(made, sys.stdout)

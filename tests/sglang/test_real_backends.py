@@ -30,6 +30,15 @@ def test_forwards_read_their_keys(kind: str, reads: dict[str, Any]) -> None:
                 assert table[: len(wanted)] == wanted
 
 
+def test_an_assistant_reads_the_text_in_a_second_pool(reads: dict[str, Any]) -> None:
+    """As it is, without the place of any draft."""
+    for place, (lengths, (keys, pages)) in enumerate(zip(BATCHES, reads["assisted"], strict=True)):
+        assert keys == lengths
+        for row, (count, table) in enumerate(zip(keys, pages, strict=True), place + 1):
+            wanted = [reads["slots"][row][at] // PAGE for at in range(0, count, PAGE)]
+            assert table[: len(wanted)] == wanted
+
+
 def test_triton_verifies_what_the_adapter_prepares() -> None:
     """Windows over one KV pool and over two, and packed rows, by SGLang's kernel: float32, against plain torch."""
     said = printed("real_windows.py")

@@ -188,7 +188,7 @@ def test_windows_are_for_chains_on_some_backends(backend: str) -> None:
         assert "topk" in about(Server(windowed, ServedModel(), topk=4, **given))
         assert "topk" in about(Server(ServedModel(), windowed, topk=4, **given))
     assert {name: backend.windows for name, backend in BACKENDS.items() if backend.windows} == {
-        "triton": ("verify",), "fa3": ROLES, "intel_amx": ROLES, "dsv4": ROLES,
+        "triton": ("verify",), "fa3": ROLES, "intel_amx": ROLES, "dsv4": ROLES, "trtllm_mha": ROLES,
     }  # fmt: skip
 
 

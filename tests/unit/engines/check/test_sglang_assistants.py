@@ -80,9 +80,10 @@ def test_what_is_refused(models: Path) -> None:
     assert "EAGLE3 with an assistant" in what(models, "EAGLE3", "assistant")[0]
     assert "STANDALONE with an assistant" in what(models, "STANDALONE", "assistant")[0]
     assert "FROZEN_KV_MTP with the draft" in what(models, "FROZEN_KV_MTP", "head")[0]
-    refused = "\n".join(what(models, "NEXTN", "assistant", gpu="b200"))
-    assert "trtllm_mha attention over a second KV pool for sliding windows (verify)" in refused
-    assert "trtllm_mha attention over a second KV pool for sliding windows (draft)" in refused
+    assert what(models, "NEXTN", "assistant", gpu="b200") == []
+    refused = "\n".join(what(models, "NEXTN", "assistant", "--attention-backend=flashinfer"))
+    assert "flashinfer attention over a second KV pool for sliding windows (verify)" in refused
+    assert "flashinfer attention over a second KV pool for sliding windows (draft)" in refused
 
 
 def test_a_build_refuses_the_same(models: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from ...served_attention import AttentionBackend
+from ...served_attention import ROLES, AttentionBackend
 
 _by_contract = partial(
     AttentionBackend,
@@ -21,8 +21,9 @@ layers.attention.base_attn_backend.AttentionBackend.init_forward_metadata_in_gra
 RECORDS = (
     _by_contract(
         "trtllm_mha",
-        ("mha",),
+        ("mha", "swa"),
         classes=("TRTLLMHAAttnBackend",),
+        windows=ROLES,
     ),
     _by_contract("trtllm_mla", ("mla",), classes=("TRTLLMMLABackend",), adds_no_step=True),
     _by_contract(
