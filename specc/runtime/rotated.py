@@ -30,6 +30,8 @@ from .semantics.convention import DTYPES
 from .step import Step
 
 LOGITS, HIDDEN = "logits", "hidden"
+PACKED = "G"
+"""The axis of rows that follow each other, as many of each request as the engine says."""
 MAKE = "make_"
 """The beginning of the names of methods by which callbacks make what is not handed over."""
 ENDS = {"committed": (0, "step"), "proposed": (-1, PROPOSE)}
@@ -87,7 +89,8 @@ class RotatedStep(Step):
         Args:
             batch: as for `Step.decode`; every request was prefilled or written, and proposed for if it has had a step.
             logits: of the rows of the batch, and of any behind them, which are not read. They may be T[n * A, V] as
-                well. Read in place, until `propose` has run, from rows as far apart as the plan has them: V elements,
+                well, and of a program that is given the batch's `verify_lens` they are T[n, V], the rows of one request
+                behind those of another. Read in place, until `propose` has run, from rows as far apart as the plan has them: V elements,
                 or the target's `padded_vocab_size`. None: the callbacks make them.
             at_least: as of `Step.decode`.
             on_commit: as of `Step.decode`.
@@ -122,7 +125,7 @@ class RotatedStep(Step):
         Args:
             batch: the same requests in the same order.
             hidden: T[n, A, W] or T[n * A, W], the target's hidden states of the forward whose logits were committed,
-                where the program reads them; n as of the logits. None: the callbacks make them.
+                where the program reads them; n and rows as of the logits. None: the callbacks make them.
             ahead: the shape of the next step of these requests, by default the same; as for `at`. Of the result's
                 drafts i64[b, S] the first ones are drafted, as many as it verifies. What is behind them says nothing.
 
@@ -308,6 +311,8 @@ def take(node: Given, frame: Frame, given: Mapping[str, Tensor], live: int) -> N
     for result, value in node.results.items():
         tensor, rows, axes = given.get(result), frame.rows, frame.plan.values[value].axes
         if isinstance(tensor, Tensor) and not plain_fault(tensor):
+            packed = PACKED in axes and tensor.dim() == len(axes) - 1
+            tensor, live = (_in_rows(frame, value, tensor), 0) if packed else (tensor, live)
             if tensor.dim() == len(axes) - 1 and tensor.shape[0] % frame.dims[axes[1]] == 0:
                 tensor = tensor.unflatten(0, (-1, frame.dims[axes[1]]))
             if tensor.dim() == len(axes):
@@ -318,6 +323,16 @@ def take(node: Given, frame: Frame, given: Mapping[str, Tensor], live: int) -> N
             behind = held.new_zeros(frame.rows - rows, *held.shape[1:])
             held = laid_apart(frame.plan, value, torch.cat([held, behind]))
         frame.adopt(value, held)
+
+
+def _in_rows(frame: Frame, value: str, tensor: Tensor) -> Tensor:
+    """Packed rows T[n, ...] as T[b, G, ...]: with zeros behind them, or without those that kernels find behind it."""
+    each = frame.dims[PACKED]
+    whole, left = divmod(len(tensor), each)
+    if left and not (whole and _kernels_alone(frame, tensor)):
+        filled = torch.cat([tensor, tensor.new_zeros(each - left, *tensor.shape[1:])])
+        return laid_apart(frame.plan, value, filled).unflatten(0, (-1, each))
+    return tensor[: whole * each].unflatten(0, (-1, each))
 
 
 def _kernels_alone(frame: Frame, tensor: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""The rows of a budget, as a configuration writes them: a number, or `all`."""
+"""The rows of a budget, as a configuration writes them: a number, `all`, or `given`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ LEAST, MOST = 2, 16
 """Fewest and most rows of a request, on average."""
 ALL = "all"
 """What stands for a row for every draft."""
+GIVEN = "given"
+"""What stands for as many rows of each request as the engine says, which runs the target."""
 
 
 def _rows(value: object) -> int | str:
     """Return a budget; for anything else pydantic's error of a number that is none, or out of range."""
-    if value == ALL:
-        return ALL
+    if value in (ALL, GIVEN):
+        return str(value)
     if not isinstance(value, int) or isinstance(value, bool):
         raise PydanticKnownError("int_type")
     if value < LEAST:
@@ -32,13 +34,14 @@ def _listed(value: object) -> object:
 
 
 _NUMBER = {"type": "integer", "minimum": LEAST, "maximum": MOST}
-_ENTRY = {"anyOf": [_NUMBER, {"enum": [ALL]}]}
+_ENTRY = {"anyOf": [_NUMBER, {"enum": [ALL, GIVEN]}]}
+_LIST = {"type": "array", "items": _ENTRY, "minItems": 1, "maxItems": 16}
 
-Rows = Annotated[int | Literal["all"], PlainValidator(_rows), WithJsonSchema(_ENTRY)]
+Rows = Annotated[int | Literal["all", "given"], PlainValidator(_rows), WithJsonSchema(_ENTRY)]
 Budgets = Annotated[
     list[Rows],
     BeforeValidator(_listed),
     Field(min_length=1, max_length=16),
-    WithJsonSchema({"anyOf": [_NUMBER, {"type": "array", "items": _ENTRY, "minItems": 1, "maxItems": 16}]}),
+    WithJsonSchema({"anyOf": [_NUMBER, {"enum": [GIVEN]}, _LIST]}),
 ]
 """The key `budget`, and its entries."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from specc.compiler.config.block import Block, Dtype, HeadForm, HiddenSource, KvDtype, KvLayout, Role, StateForm
+from specc.compiler.config.budget_entries import GIVEN
 from specc.compiler.config.chosen import Tuning
 from specc.compiler.config.models.states import RecurrentState
 from specc.compiler.config.schema import ConfigFile, Sampling
@@ -170,7 +171,11 @@ class Config:
         """What counts of a key of the file: what was settled of it, or what is written."""
         shape = self.shape
         of_shape = {"num_steps": shape.num_steps, "topk": shape.topk, "num_draft_tokens": shape.num_nodes}
-        of_shape |= {"buckets": self.buckets, "shapes": self.shapes, "budget": shape.budget}
+        of_shape |= {
+            "buckets": self.buckets,
+            "shapes": self.shapes,
+            "budget": GIVEN if self.rows_given else shape.budget,
+        }
         if key in of_shape:
             return of_shape[key]
         return getattr(self, key) if key in self.__dataclass_fields__ else getattr(self.file, key)
@@ -224,6 +229,16 @@ class Config:
     def budgeted(self) -> bool:
         """Whether the target has, at some shape, not a row for every draft."""
         return any(shape.budget is not None for shape in self.shapes)
+
+    @property
+    def rows_given(self) -> bool:
+        """Whether the engine, which runs the target, says how many rows it has read of each request."""
+        return self.file.budget == [GIVEN]
+
+    @property
+    def packed(self) -> int | None:
+        """G: rows that the target reads of a request on average, where they are packed, or at most; None elsewhere."""
+        return self.num_nodes if self.rows_given else self.shape.budget
 
     @property
     def widest(self) -> int:

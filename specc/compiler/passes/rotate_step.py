@@ -22,6 +22,7 @@ from specc.compiler.ir.core import PATH, SECOND_HALF, Attr, CarriedValue, Module
 from specc.compiler.ir.infer import assign_types, insert_behind
 from specc.compiler.ir.nodes import is_external
 from specc.compiler.ir.opdef import Trait
+from specc.compiler.ir.ops.budget import LOGITS, SHARE, UNPACK
 from specc.compiler.ir.ops.carry import LOAD, STORE
 from specc.compiler.ir.ops.model import COMMIT_STATE, GIVEN_HIDDEN, GIVEN_LOGITS, GIVEN_PADDED, TARGET
 from specc.compiler.ir.ops.rejection import LOGITS_FIELD, MASS, row_fields
@@ -341,7 +342,19 @@ def _defer(module: Module, hidden: Value) -> None:
 def _hand_over(
     module: Module, phase: str, opcode: str, value: Value, attrs: Mapping[str, Attr], location: Location | None
 ) -> None:
-    """Let what the engine hands over stand for a value, from the beginning of a phase on."""
+    """Let what the engine hands over stand for a value, from the beginning of a phase on.
+
+    Where it says how many rows each request has, they are packed, and brought to the requests behind it.
+    """
+    share = []
+    if SHARE[0] in module.inputs:
+        share = [module.inputs.get(name) or module.add_input(name, TensorType("i32", ("B",))) for name in SHARE]
+    attrs = {**attrs, "per": "G"} if share else attrs
     op = module.add_op(phase, opcode, (), [(value.name, None)], attrs, location, 0)
     assign_types(module, op)
-    module.replace_uses(value, op.result)
+    given = op.result
+    if share:
+        by_request = LOGITS if opcode in (GIVEN_LOGITS, GIVEN_PADDED) else UNPACK
+        names = (f"request_{value.name}",)
+        given = insert_behind(module, op, by_request, (given, *share), names).result
+    module.replace_uses(value, given)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from specc.compiler.ir.core import Module, Op, Value
 from specc.compiler.ir.infer import assign_types, insert_before, insert_behind
 from specc.compiler.ir.ops import OPS
-from specc.compiler.ir.ops.budget import CUT, LIMIT, LOGITS, PACK, TAKE, UNPACK
+from specc.compiler.ir.ops.budget import CUT, LIMIT, LOGITS, PACK, SHARE, TAKE, UNPACK
 from specc.compiler.ir.ops.model import TARGET, TARGET_ROWS
 from specc.compiler.ir.types import TensorType
 from specc.compiler.kernels.writing.family import nbytes
@@ -43,8 +43,7 @@ class SelectBudgets(Pass):
             what = f"a budget is of one target, the module has {len(targets)}, and {len(limits)} of {LIMIT}"
             raise DiagnosticError(Diagnostic("ir/invalid", what, limits[0].location))
         (limit,), (target,) = limits, targets
-        given, names = (limit["estimate"], limit["rows"]), ("verify_lens", "verify_starts")
-        share = insert_before(module, target, TAKE, given, names).results
+        share = insert_before(module, target, TAKE, (limit["estimate"], limit["rows"]), SHARE).results
         before = _rows_bytes(module, target)
         _pack(module, target, share)
         for result in target.results:

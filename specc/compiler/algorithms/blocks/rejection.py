@@ -188,7 +188,7 @@ def decide(
 
 def _judged(scope: Scope, tokens: Value, q: Sequence[Source]) -> tuple[Source, ...]:
     """What drafts were drawn from; of those that are no token, as the target has no row, rows without probability."""
-    if scope.config.shape.budget is None:
+    if scope.config.packed is None:
         return (*q,)
     with scope.b.at(scope.at("budget")):
         names = [f"judged_mass{number}" for number in range(len(q))]

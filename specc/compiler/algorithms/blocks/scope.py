@@ -12,6 +12,7 @@ from specc.compiler.config.resolved import TARGET_OUTPUTS
 from specc.compiler.ir.builder import Builder
 from specc.compiler.ir.core import Attr, CarriedValue, Module, Value, entry_of
 from specc.compiler.ir.opdef import OpDef
+from specc.compiler.ir.ops.budget import SHARE
 from specc.compiler.ir.types import NAMES, REDUCED, SHARDS, Dim, StateType, TensorType
 from specc.compiler.support.diagnostics import Diagnostic, DiagnosticError, Note
 from specc.compiler.support.location import Location
@@ -55,6 +56,8 @@ class Scope:
         self.req_to_token = module.add_input("req_to_token", TensorType("i32", ("P", "C")))
         self.kv_target = module.add_input("kv_target", StateType("target"))
         self.kv_draft = module.add_input("kv_draft", StateType("draft"))
+        given = self.config.rows_given
+        self.lens = module.add_input(SHARE[0], TensorType("i32", ("B",))) if given else None
         recurrent = StateType("target", "state")
         self.state_target = (module.add_input("state_target", recurrent),) if self.config.target.state_layers else ()
         reduced = self.config.draft is not None and self.config.draft.token_map is not None
@@ -207,7 +210,7 @@ def _declare_dims(module: Module, config: Config) -> None:
         Dim("D", "forward", max(0, config.num_steps - 1)),
         Dim("N", "node", config.num_nodes),
         Dim("A", "path", config.path_slots),
-        *([] if config.shape.budget is None else [Dim("G", "budget", config.shape.budget)]),
+        *([] if config.packed is None else [Dim("G", "budget", config.packed)]),
         Dim("V", "vocab", config.target.vocab_size),
         *drafts,
         *(Dim(name, "vocab_shard", size) for name, size in shards.items()),

@@ -10,7 +10,7 @@ from specc.compiler.algorithms.blocks.rejection import Source, decide, sampled
 from specc.compiler.algorithms.blocks.sampling import drawn, draws
 from specc.compiler.algorithms.blocks.scope import Scope, dtype_of, logits_dtype_of
 from specc.compiler.ir.core import Value
-from specc.compiler.ir.ops.budget import EXPECT, LIMIT
+from specc.compiler.ir.ops.budget import CUT, EXPECT, LIMIT
 from specc.compiler.ir.ops.health import TARGET_BIT
 from specc.compiler.ir.ops.model import COMMIT_STATE, TARGET
 from specc.compiler.ir.ops.tree import SEEN_SLOTS
@@ -207,7 +207,7 @@ def _accept(
         path = b.many("verify.greedy", tokens, token, scope.rows, *links, names=names)
         _learn(scope, nodes, tokens, path[2])
         if not drafted:
-            packed = scope.config.shape.budget is not None
+            packed = scope.config.packed is not None
             rows = "eager" if packed else scope.config.file.verify_rows  # packed rows are not by request
             with b.at(scope.at("verify_rows")):
                 bad = b("walk.bad", bad, path[1], names=("target_bad",), rows=rows)
@@ -236,9 +236,11 @@ def _estimated(scope: Scope, nodes: Nodes) -> tuple[Nodes, dict[str, Value]]:
 
 def _limited(scope: Scope, nodes: Nodes) -> Value:
     """The nodes' tokens less those for which the target has no row, in the phase verify; all without a budget."""
-    if nodes.estimate is None or scope.config.shape.budget is None:
-        return nodes.tokens
     with scope.b.at(scope.at("budget")):
+        if scope.lens is not None:
+            return scope.b(CUT, nodes.tokens, scope.lens, names=("limited_tokens",))
+        if nodes.estimate is None or scope.config.shape.budget is None:
+            return nodes.tokens
         return scope.b(LIMIT, nodes.tokens, nodes.estimate, scope.rows, names=("limited_tokens",))
 
 

@@ -69,6 +69,7 @@ class Preset:
         one_dtype: whether every draft runs in the element type of its target, not heads alone.
         unserved: what its adapter does not serve of the models: the path of a key, and what is not served in words.
         budgets: whether it has the callback `target_rows`.
+        gives_rows: whether it says itself how many rows of each request its target has read.
         tables: its tables; of carried fields that a program does not have they say nothing. None where it has none.
 
     """
@@ -95,6 +96,7 @@ class Preset:
     one_dtype: bool = False
     unserved: Callable[[EngineNeeds], Iterable[tuple[tuple[str, ...], str]]] = nothing
     budgets: bool = False
+    gives_rows: bool = False
     tables: TablesBlock | None = None
 
     @property

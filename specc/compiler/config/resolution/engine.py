@@ -7,6 +7,7 @@ from typing import TypeVar, cast
 
 from specc.compiler.config.archs import NATIVE
 from specc.compiler.config.block import DraftBlock, ModelBlock
+from specc.compiler.config.budget_entries import GIVEN
 from specc.compiler.config.models import Fact, ModelFacts
 from specc.compiler.config.presets import PRESETS, Preset
 from specc.compiler.config.presets.contract import OWN_HEADS, EngineNeeds, Value
@@ -85,9 +86,11 @@ def _unsupported(written: Written, preset: Preset, algorithm: str | None) -> Fin
         served = " or ".join(preset.verifies)
         yield _conflict(written, preset, ("verify",), f"verify is {served}", served)
     limited = next((shape for shape in written_shapes(written.file) if shape.budgets), None)
-    if limited is not None and not preset.budgets:
+    given = limited is not None and GIVEN in limited.budgets
+    if limited is not None and not (preset.gives_rows if given else preset.budgets):
+        what = "rows that the engine gives are" if given else "a budget of rows is"
         at = written.places.key(*limited.path, "budget")
-        yield _refuse(written, preset, "a budget of rows is not served", at, "leave it out")
+        yield _refuse(written, preset, f"{what} not served", at, "leave it out")
     for parameter, at in written.entries("sampling"):
         if parameter in preset.missing_sampling:
             yield _refuse(written, preset, f"sampling by '{parameter}' is not served", at, "leave it out")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from specc.compiler.config.budget_entries import ALL, Rows
+from specc.compiler.config.budget_entries import ALL, GIVEN, Rows
 from specc.compiler.config.rules.shapes import WrittenShape, sound_shapes, trees, written_shapes
 from specc.compiler.config.rules.written_file import Written, refuse
 from specc.compiler.config.text.tree import Path
@@ -24,6 +24,9 @@ def check_budget(written: Written) -> Findings[None]:
         if shape.budgets:
             given.setdefault((*shape.path, "budget"), []).append(shape)
     for path, limited in given.items():
+        if GIVEN in limited[0].budgets:
+            yield from _given(written, limited[0], path)
+            return
         yield from _ascending(written, limited[0].budgets, path)
         yield from _limiting(written, limited, path)
     places = [path for path, limited in given.items() if any(rows != ALL for rows in limited[0].budgets)]
@@ -39,6 +42,25 @@ def check_budget(written: Written) -> Findings[None]:
     }
     for what, asked in unable.items():
         yield from refuse(written, asked, f"a budget of rows with {what}", places[0], _HINT)
+
+
+def _given(written: Written, shape: WrittenShape, path: Path) -> Findings[None]:
+    """Check rows that the engine gives: it runs the target, and there is one number of drafts, and no other budget."""
+    file = written.file
+    if shape.path or len(shape.budgets) > 1:
+        message = "budget: given is of a configuration with one shape, and of no list"
+        yield Diagnostic("config/out-of-range", message, written.places.value(*path), "write budget: given alone")
+        return
+    if file.step != "rotated":
+        message = "budget is given, and no engine runs the target by itself"
+        yield Diagnostic("legal/budget", message, written.places.value(*path), "write step: rotated, or a number")
+    unable = {
+        "several num_steps": len(file.num_steps) > 1,
+        "verify_rows: lazy": file.verify_rows == "lazy",
+        "draft.head": file.draft is not None and file.computes_head,
+    }
+    for what, asked in unable.items():
+        yield from refuse(written, asked, f"budget: given with {what}", path, _HINT)
 
 
 def _ascending(written: Written, budgets: tuple[Rows, ...], path: Path) -> Findings[None]:

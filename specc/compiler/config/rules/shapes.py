@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from itertools import pairwise
 
-from specc.compiler.config.budget_entries import ALL, Rows
+from specc.compiler.config.budget_entries import ALL, GIVEN, Rows
 from specc.compiler.config.rules.needs import Needs
 from specc.compiler.config.rules.written_file import Written
 from specc.compiler.config.schema import ConfigFile
@@ -64,7 +64,7 @@ class WrittenShape:
         if self.num_steps == 0:
             return (Shape(0, widest, 1),)
         nodes = self.num_steps + 1 if self.topk == 1 else min(self.nodes or most, most)
-        rows = [budget for budget in self.budgets if budget != ALL and budget < nodes]
+        rows = [budget for budget in self.budgets if budget not in (ALL, GIVEN) and budget < nodes]
         if ALL in self.budgets or not rows:
             rows.append(nodes)
         return tuple(Shape(self.num_steps, self.topk, nodes, count) for count in rows)

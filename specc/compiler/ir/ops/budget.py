@@ -12,6 +12,8 @@ LIMIT, TAKE, CUT = "budget.limit", "budget.take", "budget.cut"
 """What an algorithm asks for, and what becomes of it."""
 EXPECT = "budget.expect"
 """What an algorithm hands out for whoever chooses among budgets."""
+SHARE = "verify_lens", "verify_starts"
+"""What rows of requests are called: inputs, where the engine says which they are."""
 PACK, UNPACK, LOGITS = "budget.pack", "budget.unpack", "budget.logits"
 """Between what is by request and packed rows."""
 

@@ -27,6 +27,7 @@ _NO_POINT = {"point": ""}
 _IN_OUT = {**_OUT, **_IN, **_STATES}
 _MODULE = {**_SCORES, **_IN, **_STATES, "step": int}
 _NO_STATES = {"states": ""}
+_BY_REQUEST = {"per": "A"}
 _INJECT = {"capture": str, **_IN}
 _GIVEN = "what the engine's own forward of the target over bonus and drafts gave, handed over with the"
 
@@ -105,23 +106,26 @@ OPS = (
     ),
     OpDef(
         GIVEN_LOGITS,
-        "-> logits: $logits_dtype[B, A, V]",
-        f"Of a rotated step: {_GIVEN} call that commits.",
-        {"logits_dtype": str},
+        "-> logits: $logits_dtype[B, $per, V]",
+        f"Of a rotated step: {_GIVEN} call that commits. Rows are packed where ``per`` is G.",
+        {"logits_dtype": str, "per": str},
+        _BY_REQUEST,
         effect="given",
     ),
     OpDef(
         GIVEN_PADDED,
-        "-> logits: $logits_dtype[B, A, V]",
+        "-> logits: $logits_dtype[B, $per, V]",
         "`model.given_logits` whose rows are ``row`` elements apart, more than the vocabulary has tokens.",
-        {"logits_dtype": str, "row": COUNT},
+        {"logits_dtype": str, "row": COUNT, "per": str},
+        _BY_REQUEST,
         effect="given",
     ),
     OpDef(
         GIVEN_HIDDEN,
-        "-> hidden: $dtype[B, A, $width]",
-        f"Of a rotated step: {_GIVEN} call that proposes.",
-        {"dtype": str, "width": COUNT},
+        "-> hidden: $dtype[B, $per, $width]",
+        f"Of a rotated step: {_GIVEN} call that proposes. Rows are packed where ``per`` is G.",
+        {"dtype": str, "width": COUNT, "per": str},
+        _BY_REQUEST,
         effect="given",
     ),
     OpDef(

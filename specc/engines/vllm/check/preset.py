@@ -52,6 +52,7 @@ VLLM = Preset(
     missing_outputs=("logprobs", "hidden_states", "routed_experts", "indexer_topk"),
     gpus="sm_",
     one_dtype=True,
+    gives_rows=True,  # by `budget: given`, where it verifies adaptively or not
     unserved=_unserved,
     missing_sampling=("logit_bias", "grammar", "min_p"),  # it masks logits itself, and refuses the others with drafts
     options={name: kind.options for kind in KINDS for name in kind.algorithms if kind.options},
