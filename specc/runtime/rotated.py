@@ -89,9 +89,9 @@ class RotatedStep(Step):
         Args:
             batch: as for `Step.decode`; every request was prefilled or written, and proposed for if it has had a step.
             logits: of the rows of the batch, and of any behind them, which are not read. They may be T[n * A, V] as
-                well, and of a program that is given the batch's `verify_lens` they are T[n, V], the rows of one request
-                behind those of another. Read in place, until `propose` has run, from rows as far apart as the plan has them: V elements,
-                or the target's `padded_vocab_size`. None: the callbacks make them.
+                well, and of a batch with `verify_lens` they are T[n, V], the rows of one request behind those of
+                another. Read in place, until `propose` has run, from rows as far apart as the plan has them: V
+                elements, or the target's `padded_vocab_size`. None: the callbacks make them.
             at_least: as of `Step.decode`.
             on_commit: as of `Step.decode`.
 

@@ -83,11 +83,41 @@ class BaseSpeculator:
         return self.model.own_drafts(input_batch.idx_mapping_np)
 
 
+class AcceptanceEstimator:
+    """A draft is as probable as its row says at the request's temperature; rows of nobody are left out."""
+
+    def predict(
+        self, logits: Tensor, idx_mapping: Tensor, draft_step: Tensor, confidence_probs: Tensor, temperature: Tensor
+    ) -> None:
+        assert draft_step.dim() == 0, "a row of each request"
+        for place, row in enumerate(idx_mapping.tolist()):
+            if row >= 0:
+                heat = float(temperature[row]) or 1.0
+                confidence_probs[place, draft_step] = (logits[place] / heat).softmax(-1).max()
+
+
 @at(f"{SPECULATORS}.speculator")
 class DraftModelSpeculator(BaseSpeculator):
     """A model drafts, whose keys and values are in blocks of a group."""
 
     supports_decode_metadata_update = True
+    acceptance_estimator: Any = None
+
+    def __init__(self, vllm_config: Any, device: torch.device) -> None:
+        super().__init__(vllm_config, device)
+        requests = vllm_config.scheduler_config.max_num_seqs
+        self.temperature = torch.full((requests,), torch.nan)
+        self.draft_token_confidence_probs = torch.full((requests, self.num_speculative_steps), torch.nan)
+        if vllm_config.speculative_config.enable_adaptive_verification:
+            self.acceptance_estimator = AcceptanceEstimator()
+
+    def _maybe_predict_acceptance(self, logits: Tensor, idx_mapping: Tensor, draft_step: Tensor) -> None:
+        if self.acceptance_estimator is not None:
+            given = self.draft_token_confidence_probs, self.temperature
+            self.acceptance_estimator.predict(logits, idx_mapping, draft_step, *given)
+
+    def observe_verification(self, idx_mapping: Tensor, num_sampled: Tensor, num_rejected: Tensor) -> None:
+        """What was accepted changes no confidence here."""
 
     @property
     def group(self) -> int:
@@ -329,6 +359,7 @@ class VllmConfig:
 class SpeculativeConfig:
     num_speculative_tokens: int
     num_speculative_tokens_per_batch_size: list[tuple[int, int, int]] | None = None
+    enable_adaptive_verification: bool = False
 
 
 @at("v1.core.sched.output")

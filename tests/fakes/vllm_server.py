@@ -190,14 +190,21 @@ class Server:
         new = [SimpleNamespace(req_id=str(row)) for row in rows]
         self.runner.add_requests(SchedulerOutput({}, {}, scheduled_new_reqs=new))
 
-    def decode(self, rows: Sequence[int], drafts: int | None = None, ahead: int | None = None) -> None:
+    def decode(
+        self, rows: Sequence[int], drafts: int | Sequence[int] | None = None, ahead: int | None = None,
+        scheduled: int | None = None,
+    ) -> None:  # fmt: skip
         """One step; the tokens of the last one are read when it is launched.
 
-        `drafts`: fewer than there are; `ahead`: fewer for the next step, by default as many as there is room for.
+        `drafts`: fewer than there are, of all requests or of each; `ahead`: fewer for the next step, by default as many
+        as there is room for. `scheduled`: as many as the host knows of, if the device has left some of them out.
         """
-        count = 1 + (self.plan.size("S") if drafts is None else drafts)
+        drafts = self.plan.size("S") if drafts is None else drafts
+        counts = [1 + each for each in ([drafts] * len(rows) if isinstance(drafts, int) else drafts)]
         left = [self.longest - 1 - int(self.states.num_computed_tokens.gpu[row]) for row in rows]
-        self._run(rows, [min(count, most) for most in left], prefill=False, ahead=ahead)
+        counts = [min(count, most) for count, most in zip(counts, left, strict=True)]
+        known = None if scheduled is None else [min(1 + scheduled, most) for most in left]
+        self._run(rows, counts, prefill=False, ahead=ahead, scheduled=known)
 
     def told(self, rows: Sequence[int], drafts: int, lengths: Sequence[int]) -> None:
         """The scheduler is told of a step of so many drafts, which emitted so many tokens of every request."""
@@ -223,17 +230,23 @@ class Server:
         if isinstance(self.draft, Draft):
             self.draft.check_free([0, *self._free])
 
-    def _run(self, rows: Sequence[int], counts: list[int], *, prefill: bool, ahead: int | None = None) -> None:
+    def _run(
+        self, rows: Sequence[int], counts: list[int], *, prefill: bool, ahead: int | None = None,
+        scheduled: list[int] | None = None,
+    ) -> None:  # fmt: skip
         texts = [self._scheduled(row, count, prefill) for row, count in zip(rows, counts, strict=True)]
-        for row, text in zip(rows, texts, strict=True):
-            self._allocate(row, len(text))
-        at, bounds = np.array(rows, dtype=np.int32), torch.tensor([len(text) for text in texts], dtype=torch.int32)
+        known = zip(texts, counts, scheduled or counts, strict=True)
+        ends = [len(text) - count + most for text, count, most in known]
+        for row, end in zip(rows, ends, strict=True):
+            self._allocate(row, end)
+        at, bounds = np.array(rows, dtype=np.int32), torch.tensor(ends, dtype=torch.int32)
         bounds = torch.cat((bounds, torch.full((2,), 1 << 20, dtype=torch.int32)))
         read = [[*enumerate(text)][-count:] for text, count in zip(texts, counts, strict=True)]
         positions, ids = torch.tensor([pair for pairs in read for pair in pairs]).unbind(1)
         batch = InputBatch(
             at, counts, bounds, 0 if prefill else sum(counts) - len(rows), has_prefill=prefill, input_ids=ids,
             positions=positions, has_structured_output_reqs=any(row in self.grammars for row in rows),
+            scheduled=scheduled,
         )  # fmt: skip
         self.tables.gather(at)
         hidden = self.target.forward(texts, counts)

@@ -103,7 +103,10 @@ class InputBuffers:
 @at(f"{WORKER}.input_batch")
 @dataclass(eq=False)
 class InputBatch:
-    """Requests of a step, by rows of the tables, and the tokens that each has in it."""
+    """Requests of a step, by rows of the tables, and the tokens that each has in it.
+
+    `scheduled` are those that the host knows of, if the device has left some of them out.
+    """
 
     idx_mapping_np: Any
     counts: list[int]
@@ -113,13 +116,16 @@ class InputBatch:
     input_ids: Tensor | None = None
     positions: Tensor | None = None
     has_structured_output_reqs: bool = False
+    scheduled: list[int] | None = None
 
     def __post_init__(self) -> None:
         self.num_reqs, self.num_tokens = len(self.counts), sum(self.counts)
         self.idx_mapping = torch.from_numpy(np.array(self.idx_mapping_np, dtype=np.int64))
         self.req_ids = [str(row) for row in self.idx_mapping_np]
         logits = [1 if self.has_prefill else count for count in self.counts]
-        self.cu_num_logits_np = np.cumsum([0, *logits], dtype=np.int32)
+        self.num_scheduled_tokens = np.array(self.scheduled or self.counts, dtype=np.int32)
+        self.cu_num_logits = torch.tensor([0, *logits], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        self.cu_num_logits_np = np.cumsum([0, *(self.scheduled or logits)], dtype=np.int32)
         ends = np.cumsum(self.counts).tolist()
         self.logits_indices = torch.tensor([
             place for end, count in zip(ends, logits, strict=True) for place in range(end - count, end)

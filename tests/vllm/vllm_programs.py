@@ -35,7 +35,7 @@ tensor_parallel: {ranks}
 topk: 1
 num_steps: {num_steps}
 buckets: {buckets}
-verify: {verify}
+verify: {verify}{budget}
 archs: [sm_90]
 target: {{model: {models}/{target}{dtype}}}
 {drafts}
@@ -84,6 +84,7 @@ def write_program(
         "num_steps": variant.num_steps,
         "buckets": list(buckets),
         "verify": verify,
+        "budget": "\nbudget: given" if variant.adaptive else "",
         "name": name,
     }
     config.write_text(CONFIG.format(algorithm=algorithm, drafts=drafts, **named, **sizes))

@@ -62,7 +62,8 @@ class Variant:
     captures graphs, by the word of its variable. A block has `block` tokens. Models are shared out over `ranks`.
     `shapes` are numbers of drafts, of which another one is asked for in every step; without any it is always the same.
     With `shape` it is the program that asks, by this word of its variable. With `head` the program computes the
-    draft's, in that way (`draft.head`), with `token_map` of the tokens in `TOKEN_MAP` alone.
+    draft's, in that way (`draft.head`), with `token_map` of the tokens in `TOKEN_MAP` alone. With `adaptive` vLLM
+    chooses how many drafts of each request are verified.
     """
 
     method: str | None = None
@@ -81,12 +82,14 @@ class Variant:
     shape: str = ""
     head: str = ""
     token_map: bool = False
+    adaptive: bool = False
 
     def __str__(self) -> str:
         """For the names of tests and files."""
         drafts = self.draft or self.method or ("plain" if self.target == "target" else f"plain-{self.target}")
         options = {"half": self.half, "cached": self.cached, "ahead": self.ahead}
-        options |= {"unwatched": not self.canaries, "program": self.program}
+        options |= {"unwatched": not self.canaries, "adaptive": self.adaptive}
+        options["program"] = self.program
         words = [drafts, *(word for word, so in options.items() if so)]
         words += [self.drafting] if self.weighs else []
         words += [f"head_{self.head}"] if self.head else []
@@ -144,6 +147,7 @@ class Variant:
             return given
         drafts = {"model": str(models / self.draft)} if self.draft else NGRAM
         config = {"method": self.method, "num_speculative_tokens": NUM_STEPS, **drafts}
+        config |= {"enable_adaptive_verification": True} if self.adaptive else {}
         if self.weighs:
             weighing = "block" if self.drafting == "block" else "standard"
             config |= {"draft_sample_method": "probabilistic", "rejection_sample_method": weighing}

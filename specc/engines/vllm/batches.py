@@ -19,7 +19,7 @@ from .._shapes import StepTimes
 from .binding import Bound
 from .requests.admission import Admission, Processor, Processors
 from .requests.logits import forbid, logprobs, unserved
-from .tables import AHEAD, Drafts
+from .tables import AHEAD, SHARE, Drafts
 
 logger = logging.getLogger("vllm.specc")
 
@@ -69,6 +69,7 @@ class Steps:
         self._plans = {plan.size("A"): plan for plan in package.plans.values()}
         self._drafted = sorted(shape.num_steps for shape in package.plans)
         self._shape: Any = None
+        self._shares = SHARE in package.plan.inputs
         self._unhealthy = sum(1 << bit for bit in range(WORD) if package.faults(1 << bit) == (UNHEALTHY,))
         self._longest = speculator.max_model_len
 
@@ -80,9 +81,9 @@ class Steps:
         rows = batch.idx_mapping_np
         if batch.has_prefill:
             return "a prefill in the batch"
-        counts = batch.cu_num_logits_np[1:] - batch.cu_num_logits_np[:-1]
-        plan = self._plans.get(int(counts[0]))
-        if plan is None or (counts != counts[0]).any():
+        counts = batch.cu_num_logits_np[1:] - batch.cu_num_logits_np[:-1]  # those that were scheduled
+        plan = self._package.plan if self._shares else self._plans.get(int(counts[0]))
+        if plan is None or ((counts > plan.size("A")) if self._shares else (counts != counts[0])).any():
             *fewer, most = self._drafted
             return f"drafts other than {', '.join(map(str, fewer))} or {most}" if fewer else f"fewer drafts than {most}"
         if batch.num_reqs > (most := plan.buckets[-1]):
@@ -90,7 +91,8 @@ class Steps:
         if (reason := self._admission.refuses(sampler, rows)) is not None:
             return reason
         # Most tokens that texts have before the step; it writes a window behind that.
-        ends = batch.seq_lens_cpu_upper_bound.numpy()[: batch.num_reqs] - plan.size("A") + plan.kv.window
+        verified = batch.num_scheduled_tokens if self._shares else plan.size("A")
+        ends = batch.seq_lens_cpu_upper_bound.numpy()[: batch.num_reqs] - verified + plan.kv.window
         if (ends > self._longest).any():
             return "a text near max_model_len"
         if (ends > self._bound.room(rows)).any():
@@ -107,7 +109,7 @@ class Steps:
 
     def verifies(self, batch: Any) -> bool:
         """Whether a batch is a verification: also of no drafts, where the program has a step without any."""
-        return bool(batch.num_draft_tokens) or (1 in self._plans and not batch.has_prefill)
+        return bool(batch.num_draft_tokens) or ((self._shares or 1 in self._plans) and not batch.has_prefill)
 
     def join(self, rows: Sequence[int]) -> None:
         """Take note that these rows of vLLM's have other requests than before."""
@@ -124,9 +126,10 @@ class Steps:
     def commit(self, logits: Tensor | None, batch: Any, sampler: Any) -> SamplerOutput:
         """Verify the drafts of a batch by the target's logits T[b * A, V], or by those that `scores` has spoken of."""
         path = batch.num_tokens // batch.num_reqs
-        self._shape = self._plans[path].shape
+        self._shape = (self._package.plan if self._shares else self._plans[path]).shape
         self._admission.bring(sampler, batch.idx_mapping_np)
-        self._requests = self._package.Batch((batch.idx_mapping_np + AHEAD).tolist())
+        share = {SHARE: self._bound.target.share(batch.cu_num_logits)} if self._shares else {}
+        self._requests = self._package.Batch((batch.idx_mapping_np + AHEAD).tolist(), **share)
         kept = logits
         if logits is not None and (masks := self._admission.masks(sampler, batch.idx_mapping_np)):
             kept = forbid(logits, batch, masks, sampler)

@@ -12,6 +12,7 @@ from torch import Tensor
 from .._heads import saved
 from .models.heads import Head
 from .server import parallel
+from .tables import SHARE
 
 logger = logging.getLogger("vllm.specc")
 HIDDEN = "hidden"
@@ -35,6 +36,8 @@ class Bound:
         most = max(shaped.buckets[-1] for shaped in package.plans.values())
         self._blocks = speculator.blocks(plan)
         self.target = speculator.forwards(most, package.Forward, head, self._blocks)
+        if SHARE in plan.inputs:
+            self.target.be_given()
         table = self._blocks.table
         # Whether a request's blocks have room, the host knows beforehand, see `room`.
         blocks = torch.full((len(table),), table.shape[1], dtype=torch.int32, device=speculator.device)

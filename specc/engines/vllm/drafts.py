@@ -18,7 +18,7 @@ from .models.target import updates_by_tensors
 from .requests.proposals import DraftLogits
 from .server import digests, parallel
 from .server.trial import Trial, TrialDifference
-from .tables import Drafts, NoBlocks, carried
+from .tables import SHARE, Drafts, NoBlocks, carried
 
 ENGINE = "vLLM"
 CAPTURE = "SPECC_CAPTURE"
@@ -84,9 +84,11 @@ class ProgramDrafts(_Speculator):
 
     def _bound(self, new: Sequence[str]) -> Steps:
         """The program's steps. MisfitError for drafts that are drawn beside functions of vLLM's that are not known."""
-        if new and self.proposals is not None:
+        untried = ["drafts that are drawn"] * (self.proposals is not None)
+        untried += ["steps with budget: given"] * (SHARE in self._package.plan.inputs)
+        if new and untried:
             names = ", ".join(new)
-            raise MisfitError(f"drafts that are drawn are not tried beside vLLM's own, and {names} are not known")
+            raise MisfitError(f"{untried[0]} are not tried beside vLLM's own, and {names} are not known")
         return Steps(self._package, self, self._counters)
 
     def _write_tables(self, steps: Steps) -> None:

@@ -85,6 +85,7 @@ model_executor.layers.logits_processor.LogitsProcessor.forward(lm_head hidden_st
 PROFILE = "memory of a program counts twice while vLLM measures what graphs take"
 UPDATE = "vLLM's tables are updated in launches behind the graph that verifies"
 HYBRID = "tables of hybrid targets are updated in launches behind the graph that verifies"
+SHARES = "programs with budget: given do not run"
 NUMBERS = "programs of several shapes draft as many tokens in every step"
 TIMES = "programs of several shapes estimate how long their steps take"
 RUNNER = "the log does not say where vLLM has its first model runner, which knows of no programs"
@@ -101,6 +102,13 @@ v1.worker.gpu.model_states.interface.ModelState: postprocess_state
 v1.worker.gpu.model_states.mamba_hybrid.MambaHybridModelState: recoverssm
 v1.worker.gpu.model_states.mamba_hybrid.MambaHybridModelState.postprocess_state(idx_mapping num_sampled
     num_computed_tokens)
+""",
+    SHARES: """
+config.speculative.SpeculativeConfig: enable_adaptive_verification
+v1.worker.gpu.input_batch.InputBatch: cu_num_logits num_scheduled_tokens
+v1.worker.gpu.spec_decode.speculator.DraftModelSpeculator: acceptance_estimator draft_token_confidence_probs temperature
+v1.worker.gpu.spec_decode.speculator.DraftModelSpeculator._maybe_predict_acceptance(logits idx_mapping draft_step)
+v1.worker.gpu.spec_decode.speculator.DraftModelSpeculator.observe_verification(idx_mapping num_sampled num_rejected)
 """,
     NUMBERS: """
 config.speculative.SpeculativeConfig: num_speculative_tokens num_speculative_tokens_per_batch_size

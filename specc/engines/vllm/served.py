@@ -23,6 +23,7 @@ from .kinds import (
 )
 
 __all__ = [
+    "ADAPTIVE",
     "ALGORITHMS",
     "BLOCK",
     "KINDS",
@@ -87,6 +88,9 @@ PARALLEL, SPECULATIVE, MODEL, WHOLE = "parallel_config", "speculative_config", "
 PROBABILISTIC, BLOCK = "probabilistic", "block"
 """How drafts are drawn that are weighed by what they were drawn from, and weighed all of a step together."""
 
+ADAPTIVE = "enable_adaptive_verification"
+"""The setting by which a step verifies as many drafts of each request as its confidence is worth."""
+
 SETTINGS: Mapping[str, Setting] = {
     "pipeline_parallel_size": Setting(PARALLEL, 1, "pipeline parallelism"),
     "data_parallel_size": Setting(PARALLEL, 1, "data parallelism"),
@@ -97,7 +101,7 @@ SETTINGS: Mapping[str, Setting] = {
     "enable_eplb": Setting(PARALLEL, False, "experts that move between ranks"),
     "draft_sample_method": Setting(SPECULATIVE, ("greedy", PROBABILISTIC), "drafts that are drawn"),
     "rejection_sample_method": Setting(SPECULATIVE, ("standard", BLOCK), "another rejection sampler"),
-    "enable_adaptive_verification": Setting(SPECULATIVE, False, "adaptive verification"),
+    ADAPTIVE: Setting(SPECULATIVE, (False, True), "adaptive verification"),
     "use_local_argmax_reduction": Setting(SPECULATIVE, False, "the most probable token of each rank's own logits"),
     "parallel_drafting": Setting(SPECULATIVE, False, "drafts that are all made in one forward"),
     "return_sampling_mask": Setting(MODEL, False, "sampling masks"),
@@ -148,6 +152,11 @@ class Server:
         if self.settings.get("draft_sample_method") != PROBABILISTIC:
             return None
         return "block" if self.settings.get("rejection_sample_method") == BLOCK else "rejection"
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether steps verify other numbers of drafts of each request, which the device alone knows."""
+        return bool(self.settings.get(ADAPTIVE))
 
     @property
     def _form(self) -> str:
@@ -208,6 +217,8 @@ def refusals(server: Server) -> Iterator[Refusal]:
         yield Refusal("rounds", f"drafting by {server.modules} modules more than once in a step")
     if server.weighs and server.kind is not None and not server.kind.draws:
         yield Refusal("draft_sample_method", f"drafts that are drawn with the method {server.drafting}")
+    if server.adaptive and server.kind is not None and not server.kind.estimates:
+        yield Refusal(ADAPTIVE, f"adaptive verification with the method {server.drafting}")
     for name, value in server.settings.items():
         setting = SETTINGS[name]
         if server.kind is not None and name in server.kind.settles:

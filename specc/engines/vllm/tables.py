@@ -17,6 +17,8 @@ from .._plugin import MisfitError
 
 AHEAD = 1
 """How many rows more the program sees than vLLM."""
+SHARE = "verify_lens"
+"""The input of a program that says how many rows of each request the target has read."""
 ALIGNED = 4
 """vLLM's kernels expect rows of a block table at multiples of 16 bytes: so many block numbers."""
 NO_SLOT = -1

@@ -110,6 +110,7 @@ def plan(**changes: Any) -> Any:
         "computes_head": False,
         "ranks": 1,
         "carry": {},
+        "inputs": {},
     }
     return SimpleNamespace(**given | changes)
 

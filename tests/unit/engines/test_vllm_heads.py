@@ -163,6 +163,7 @@ def test_what_forwards_return(computed: bool, monkeypatch: pytest.MonkeyPatch) -
     """Logits, or what the program's head reads; of a draft with an axis for its branch."""
     module, speculator = importlib.import_module(FORWARDS), speculator_of()
     speculator.arange_np, speculator.max_model_len, speculator.device = range(5), 9, torch.device("cpu")
+    speculator.num_speculative_steps = 3
     speculator.runner = SimpleNamespace(lora_config=None, speculator=speculator)
     speculator.kv_cache_config, speculator.draft_attn_layer_names = SimpleNamespace(kv_cache_groups=[]), set[str]()
     made = torch.randn(4, WIDTH).bfloat16(), torch.randn(4, WIDTH).bfloat16()

@@ -37,4 +37,5 @@ v1.worker.gpu.spec_decode.eagle.speculator.EagleSpeculator._run_model(num_tokens
     },
     drafts="speculators.HeadDrafts",
     draws=True,
+    estimates=True,
 )

@@ -64,6 +64,8 @@ class KindOfDraft:
         form: what drafts, in words, where it is another form of a draft than others of the same method.
         draws: whether drafts may be drawn, and weighed by what they were drawn from.
         rescores: whether a program changes the draft's logits before it draws from them, and keeps them as it has them.
+        estimates: whether vLLM's estimator reads the logits that forwards of the draft return, which is what a program
+            draws from as well.
         settles: settings of a server, see `served.SETTINGS`, that vLLM settles for it whatever is written.
         options: by key of `options` its only value in vLLM, as `Preset.options`.
         written: further options of programs -> vLLM's keys that say them, and `origin`, what says so in a comment.
@@ -79,6 +81,7 @@ class KindOfDraft:
     form: str = ""
     draws: bool = False
     rescores: bool = False
+    estimates: bool = False
     settles: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     written: Mapping[str, str] = field(default_factory=dict[str, str])

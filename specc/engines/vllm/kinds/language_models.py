@@ -25,4 +25,5 @@ v1.worker.gpu.spec_decode.standalone_ar.speculator.StandaloneARSpeculator._run_m
     },
     drafts="speculators.StandaloneDrafts",
     draws=True,
+    estimates=True,
 )

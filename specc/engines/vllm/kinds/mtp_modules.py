@@ -27,6 +27,7 @@ v1.worker.gpu.spec_decode.mtp.speculator.MTPSpeculator._run_model(num_tokens att
     },
     drafts="speculators.HeadDrafts",
     draws=True,
+    estimates=True,
 )
 SEVERAL_MODULES = KindOfDraft(
     algorithms={"MULTI_LAYER_EAGLE": (MTP,)},

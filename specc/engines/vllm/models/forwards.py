@@ -9,7 +9,7 @@ from torch import Tensor
 from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 
-from ..tables import Blocks, draft_groups
+from ..tables import AHEAD, Blocks, draft_groups
 from .heads import Head
 from .target import Target
 
@@ -42,10 +42,18 @@ class Forwards(Target):
         self._starts = torch.arange(most, dtype=torch.int32, device=speculator.device)
         self._longest = torch.full((most,), speculator.max_model_len, dtype=torch.int32)
         self._lengths = self._longest
+        self._estimates = getattr(speculator, "acceptance_estimator", None) is not None
+        self._places = torch.arange(speculator.num_speculative_steps, device=speculator.device)
+        self._rows = self._places[:0]
 
     def begin(self, batch: Any | None) -> None:
         """Serve the requests of an InputBatch, whose block tables vLLM has gathered; None: any, for graphs."""
         self._lengths = self._longest if batch is None else batch.seq_lens_cpu_upper_bound[: batch.num_reqs]
+        if batch is not None and self._share is not None:  # drafts run over all places of a path, whatever has a row
+            missing = 1 + self._speculator.num_speculative_steps - batch.num_scheduled_tokens
+            self._lengths = self._lengths + torch.from_numpy(missing)
+        if self._estimates and batch is not None:
+            self._speculator.temperature.copy_(self._runner.sampler.sampling_states.temperature.gpu)
         # vLLM's heads say it at the beginning of each of their own steps; what is longer than the text may, is cut.
         self._speculator.draft_max_seq_len = int(self._lengths.max()) + self._speculator.num_speculative_steps + 1
 
@@ -70,6 +78,8 @@ class Forwards(Target):
             states = self._head.states(last, step).contiguous()
             return self._result(hidden=hidden, states=states.view(*rows, states.shape[-1]))
         logits = self._speculator.compute_draft_logits(last, step).contiguous()
+        if self._estimates:
+            self._speculator._maybe_predict_acceptance(logits, self._rows - AHEAD, self._places[step])
         return self._result(logits.view(*rows, logits.shape[-1]), hidden)
 
     def _run(self, call: ExtendCall | DraftCall, ahead: int) -> tuple[Tensor, Tensor]:
@@ -94,6 +104,7 @@ class Forwards(Target):
         rows: i64[b], of the program's tables; slots: i64[b, n], in the program's group; ahead: as of `_run`;
         more: what else vLLM is told.
         """
+        self._rows = rows
         speculator, buffers = self._speculator, self._speculator.input_buffers
         requests, width = positions.shape
         count = requests * width

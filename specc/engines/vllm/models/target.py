@@ -70,6 +70,24 @@ class Target:
         self.update: Callable[..., None] | None = None
         self.drafts: Tensor | None = None
         self._paths = dict[int, tuple[Tensor, Tensor]]()
+        self._share: tuple[Tensor, Tensor] | None = None
+
+    def be_given(self) -> None:
+        """Before anything is captured: requests have different numbers of rows, as `share` says in every step.
+
+        Logits are of those rows, which no graph knows the number of: they are handed over.
+        """
+        self._share = self.rejected.clone(), torch.nn.functional.pad(self.rejected, (1, 0))
+        self.make_logits = None
+
+    def share(self, starts: Tensor) -> Tensor:
+        """Let requests have the rows between two of starts i32[b + 1] each; how many these are, i32[b]."""
+        assert self._share is not None
+        (lens, begun), count = self._share, len(starts) - 1
+        torch.sub(starts[1:], starts[:-1], out=lens[:count])
+        lens[count:].zero_()
+        begun[: count + 1].copy_(starts)
+        return lens[:count]
 
     def settle(self, tokens: int, fed: Tensor | None) -> None:
         """Have graphs read hidden states of up to so many tokens at one place, where vLLM's own graphs leave them.
@@ -111,9 +129,9 @@ class Target:
         """
         count, path = predict.shape
         if path not in self._paths:
-            counted = torch.full_like(self.rejected, path)
-            self._paths[path] = counted, torch.nn.functional.pad(counted.cumsum(0, dtype=torch.int32), (1, 0))
-        counted, starts = self._paths[path]
+            whole = torch.full_like(self.rejected, path)
+            self._paths[path] = whole, torch.nn.functional.pad(whole.cumsum(0, dtype=torch.int32), (1, 0))
+        counted, starts = self._share or self._paths[path]
         torch.sub(counted[:count], accept_lens, out=self.rejected[:count])
         if self.update is not None:
             self.update(rows - AHEAD, predict, accept_lens, self.rejected[:count], starts[: count + 1])

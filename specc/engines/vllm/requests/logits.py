@@ -47,10 +47,16 @@ def logprobs(logits: Tensor, tokens: Tensor, lengths: Tensor, batch: Any, sample
     dims = sampler.get_logprobs_dims(batch.idx_mapping_np)
     if dims is None:
         return None
-    places = torch.arange(tokens.shape[1], device=tokens.device)
-    emitted = torch.where(places < lengths[:, None], tokens, 0).flatten().to(torch.int64)
+    places, starts = torch.arange(tokens.shape[1], device=tokens.device), batch.cu_num_logits_np.tolist()
+    emitted = torch.where(places < lengths[:, None], tokens, 0)
+    if len(logits) == tokens.numel():
+        emitted = emitted.flatten()
+    else:  # requests have different numbers of rows, which the device knows
+        starts = batch.cu_num_logits.clone()
+        rows = torch.arange(len(logits), device=tokens.device, dtype=starts.dtype)
+        emitted = emitted[torch.bucketize(rows, starts[1:], right=True), batch.expanded_local_pos.long()]
     raw = sampler.logprobs_mode in ("raw_logits", "processed_logits")
-    return compute_topk_scores(logits, dims[0], emitted, batch.cu_num_logits_np.tolist(), logits_mode=raw)
+    return compute_topk_scores(logits, dims[0], emitted.to(torch.int64), starts, logits_mode=raw)
 
 
 def forbid(logits: Tensor, batch: Any, masks: Sequence[Any], sampler: Any) -> Tensor:
@@ -87,6 +93,8 @@ def restrict(logits: Tensor, batch: Any, grammar: Any, worker: Any, drafts: Tens
     worker.apply_grammar_bitmask(logits, batch, names, grammar.grammar_bitmask)
     invalid = grammar_invalid_drafts(batch, names, grammar.num_acceptable_drafts)
     if invalid is not None:
-        rows, invalid = batch.idx_mapping.long() + AHEAD, invalid.view(batch.num_reqs, -1)[:, 1:]
-        verified = drafts[:, : invalid.shape[1]]
-        verified[rows] = verified[rows].masked_fill(invalid, NO_TOKEN)
+        place = batch.expanded_local_pos.long()
+        root = place == 0  # which is no draft: those of nobody stand for it
+        rows = (batch.expanded_idx_mapping.long() + AHEAD).masked_fill(root, 0)
+        place = (place - 1).clamp(min=0)
+        drafts[rows, place] = drafts[rows, place].masked_fill(invalid & ~root, NO_TOKEN)

@@ -121,18 +121,37 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
         "_build_attn_metadata": "112b771e595a 21b942044b18",
         "compute_draft_logits": "e854cb64c324",
         "sample_draft": "0e9dbfbaa537 12f68e3f48e3",
+        "_maybe_predict_acceptance": "none bef9f9337e16",
+        "observe_verification": "none b8f9cacdd004",
+    },
+    "v1.worker.gpu.spec_decode.acceptance_estimator.OnlineAcceptanceEstimator": {
+        "predict": "none 9e802c8cdd5f",
+        "step": "none ab9fb3f5f6e7",
+    },
+    "v1.worker.gpu.spec_decode.acceptance_estimator": {
+        "_local_max_sumexp_kernel": "none bb7a603b538e",
+        "_predict_kernel": "none e5dcc4837623",
+        "_accumulate_kernel": "none 3ff40a54da5f",
+    },
+    "v1.worker.gpu.spec_decode.adaptive_verification.AdaptiveVerificationManager": {
+        "get_num_tokens": "none ea70002c7eaa",
+        "compact_batch": "none d92fc9b9e188",
+        "reallocate_drafts": "none 0bb755238303",
+        "record_confidences": "none 7b6aaffb73b6",
     },
 } | {owner: functions for kind in KINDS for owner, functions in kind.digests.items()}
 """Module or class below vLLM's package -> its functions -> their digests in the tested versions, the oldest first."""
 SILENT = ("ctx", "kind", "type_comment")
 """Fields of syntax trees that say nothing that the source does not say elsewhere."""
 DIGITS = 12
+NONE = "none"
+"""What stands in `KNOWN` for a function that a tested version does not have, nor what it is for."""
 
 
 def unknown(digests: Mapping[str, str]) -> list[str]:
     """The places where one of the digests that were found is not known."""
     known = {f"{owner}.{name}": of for owner, functions in KNOWN.items() for name, of in functions.items()}
-    return [place for place, digest in digests.items() if digest not in known[place].split()]
+    return [place for place, digest in digests.items() if (digest or NONE) not in known[place].split()]
 
 
 def installed() -> dict[str, str]:

@@ -7,8 +7,10 @@ from typing import Any
 
 from ..._drawn import weighs
 from ..._heads import TOKEN_MAP
+from .. import seam
 from ..requests.proposals import logits_dtypes
-from ..served import KindOfDraft, Server, facts, is_assistant, refusals
+from ..served import ADAPTIVE, KindOfDraft, Server, facts, is_assistant, refusals
+from ..tables import SHARE
 
 
 def misfits(plans: Mapping[Any, Any], config: Any, kind: type, served: Collection[type]) -> list[str]:
@@ -23,7 +25,7 @@ def misfits(plans: Mapping[Any, Any], config: Any, kind: type, served: Collectio
     plan, spec = next(iter(plans.values())), config.speculative_config
     server = facts(config)
     faults = [*map(str, refusals(server)), *_arguments(plan, config, server), *_models(plan, config)]
-    faults += _drawn(plan, config, server)
+    faults += [*_drawn(plan, config, server), *_shared(plan, server)]
     if lacking := sorted(numbers(spec) - {shape.num_steps for shape in plans}):
         known, asked = (", ".join(map(str, sorted(some))) for some in ((shape.num_steps for shape in plans), lacking))
         faults.append(f"num_speculative_tokens_per_batch_size asks for {asked} drafts, num_steps is {known}")
@@ -51,6 +53,14 @@ def _arguments(plan: Any, config: Any, server: Server) -> Iterator[str]:
         yield f"tensor_parallel is {plan.ranks} in the program, tensor_parallel_size is {ranks} in the server"
     if server.kind is not None and told == server.algorithm:
         yield from _options(plan, server.kind, config)
+
+
+def _shared(plan: Any, server: Server) -> Iterator[str]:
+    """Tell where a server's requests have other numbers of rows than the program knows of."""
+    if server.adaptive and SHARE not in plan.inputs:
+        yield f"every request has a row for all drafts in the program, the server has {ADAPTIVE}: write budget: given"
+    if SHARE in plan.inputs and not seam.there(seam.SHARES):
+        yield "budget is given in the program, and this vLLM does not say how many rows a request has"
 
 
 def _drawn(plan: Any, config: Any, server: Server) -> Iterator[str]:

@@ -1,0 +1,145 @@
+"""Adaptive verification: vLLM says on the device how many drafts of each request are verified, and a program verifies.
+
+vLLM asks for full CUDA graphs, and prices steps by them. On a CPU a plugin stands in for both: steps run without graphs,
+and what they cost is made up, so that other numbers of drafts are worth it from step to step. The attention of a CPU
+reads where requests begin from the tensor that the device's numbers are in. All else is vLLM's own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import tokenizer
+from vllm_files import ON_GPU, VERSION
+from vllm_programs import build_program, plugin_wheel
+from vllm_server import Served, Variant, serve
+from vllm_workload import is_greedy, without_aborts, workloads
+
+pytestmark = [
+    pytest.mark.skipif(ON_GPU, reason="costs are made up for a CPU"),
+    pytest.mark.skipif(VERSION == "0.32.0", reason="it has no adaptive verification"),
+]
+VARIANTS = [
+    Variant("eagle3", "eagle3", program=True, ahead=True, adaptive=True),
+    Variant("draft_model", "standalone", program=True, adaptive=True),
+    Variant("mtp", "mimo", target="mimo", program=True, adaptive=True),
+]
+SEEN = "SPECC_TEST_SEEN"
+CHOOSING = """
+import json, os
+
+def register():
+    from vllm.config import VllmConfig
+    from vllm.v1.worker.gpu import model_runner
+    from vllm.v1.worker.gpu.spec_decode import adaptive_verification as adaptive
+
+    VllmConfig._validate_adaptive_verification = lambda self: None
+    model_runner.resolve_adaptive_cudagraph_mode = lambda mode, **_: mode
+    adaptive.get_varlen_cudagraph_unsupported_backend = lambda *_, **__: None
+    adaptive._assign_draft_token_budget_compiled = adaptive._assign_draft_token_budget
+    Manager, out = adaptive.AdaptiveVerificationManager, open(os.environ["SPECC_TEST_SEEN"], "w")
+    make, choose, share, record = (
+        getattr(Manager, name) for name in ("__init__", "get_num_tokens", "reallocate_drafts", "record_confidences")
+    )
+
+    def made(self, *given, **named):
+        make(self, *given, **named)
+        self.set_cost_curves([(1, 1.0)], [(1, 1.0), (64, 14.0)])
+
+    def chosen(self, tokens, drafts):
+        self.scheduled = sum(map(len, drafts.values()))
+        return choose(self, tokens, drafts)
+
+    def shared(self, names, rows):
+        found = share(self, names, rows)
+        counts = found[0].diff().tolist()
+        print(json.dumps({"drafts": found[2], "of": self.scheduled, "rows": counts}), file=out)
+        return found
+
+    def recorded(self, confidences, batch):
+        print(json.dumps({"confidences": confidences[: batch.num_reqs].tolist()}), file=out, flush=True)
+        record(self, confidences, batch)
+
+    Manager.__init__, Manager.get_num_tokens = made, chosen
+    Manager.reallocate_drafts, Manager.record_confidences = shared, recorded
+"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What came out of an engine, and what its manager said: how rows were shared out, and by which confidences."""
+
+    served: Served
+    shares: list[dict[str, Any]]
+    confidences: list[list[list[float]]]
+
+
+@cache
+def runs(variant: Variant, models: Path, folder: Path) -> tuple[Served, Run, Run]:
+    """One workload served without speculation, by vLLM's own adaptive steps, and by a program's."""
+    requests = workloads(tokenizer(models), (4,))
+    plain = serve(variant.plain.engine(models), without_aborts(requests), folder / "plain")
+    own = run(variant, models, requests, folder / "own", None)
+    wheel = build_program(variant, models, folder / "wheel")
+    return plain, own, run(variant, models, requests, folder / "program", wheel)
+
+
+def run(variant: Variant, models: Path, requests: Any, folder: Path, program: Path | None) -> Run:
+    """One engine, beside the plugin."""
+    folder.mkdir()
+    wheel, seen = plugin_wheel(CHOOSING, folder, [] if program is None else [program]), folder / "seen"
+    served = serve(variant.engine(models), requests, folder / "job", wheel=wheel, settings={SEEN: str(seen)})
+    lines = [json.loads(line) for line in seen.read_text().splitlines()]
+    shares = [line for line in lines if "rows" in line]
+    return Run(served, shares, [line["confidences"] for line in lines if "confidences" in line])
+
+
+@pytest.fixture
+def ran(variant: Variant, models: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Served, Run, Run]:
+    """Return what `runs` has of the test's variant."""
+    folder = tmp_path_factory.getbasetemp() / f"adaptive-{variant}"
+    folder.mkdir(exist_ok=True)
+    return runs(variant, models, folder)
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_texts_are_those_without_speculation(variant: Variant, ran: tuple[Served, Run, Run]) -> None:
+    plain, _, program = ran
+    for number, (request, output) in enumerate(zip(plain.requests, program.served.outputs, strict=True)):
+        expected = plain.outputs[number]["token_ids"]
+        if is_greedy(request):
+            assert output["token_ids"] == expected[: len(output["token_ids"])], number
+            assert "abort" in output["finish_reason"] or len(output["token_ids"]) == len(expected), number
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_a_program_runs_steps_in_which_requests_have_different_numbers_of_rows(
+    variant: Variant, ran: tuple[Served, Run, Run]
+) -> None:
+    """Budgets bind: of some steps all drafts have a row, of some none, and of many some."""
+    _, _, program = ran
+    assert program.served.counts is not None
+    assert program.served.counts["program_steps"] > program.served.seen["steps"] / 3
+    kinds = Counter("all" if share["drafts"] == share["of"] else bool(share["drafts"]) for share in program.shares)
+    assert kinds[True] > len(program.shares) / 5, kinds
+    assert sum(len({*share["rows"]}) > 1 for share in program.shares) > 20, "requests that differ"
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_the_program_accepts_and_is_as_sure_as_vllms_own_step(variant: Variant, ran: tuple[Served, Run, Run]) -> None:
+    """At every verification of every request, and by every draft's confidence, which vLLM's estimator has learnt."""
+    _, own, program = ran
+    for number, (output, expected) in enumerate(zip(program.served.outputs, own.served.outputs, strict=True)):
+        assert output.get("accepted") == expected.get("accepted"), number
+        assert output["token_ids"] == expected["token_ids"], number
+    assert program.shares == own.shares
+    assert len(program.confidences) == len(own.confidences)
+    for mine, wanted in zip(program.confidences, own.confidences, strict=True):
+        for of_request, expected in zip(mine, wanted, strict=True):
+            assert of_request == pytest.approx(expected, rel=1e-3)
