@@ -86,8 +86,8 @@ LAYOUTS: Mapping[str, Mapping[str, Any]] = {
 }
 """Those of layers: of the KV cache, and whether the softmax has sinks. `check.defaults` has the same names."""
 DTYPES = ("bfloat16", "float16", "float32")
-SMALL = "fp8"
-"""A KV cache of 8 bits; any other has the server's type."""
+SMALL, ADAPTIVE = "fp8", "adaptive"
+"""A KV cache of 8 bits, where any other has the server's type; and a server that verifies adaptively."""
 HEADS = 128
 """Of a rank."""
 MODELS = {
@@ -132,21 +132,22 @@ def server(name: str, arch: str, *words: str) -> VllmConfig:
     return answer.configured([str(PUBLISHED / name), *LOOKED_UP, *words], arch, 80)
 
 
-def attention(arch: str, layout: str) -> dict[str, str | None]:
+def attention(arch: str, layout: str, *, adaptive: bool = False) -> dict[str, str | None]:
     """Return the attention backend of a layout, by the types of the server and of its KV cache; None for none."""
     capability, answers = on(arch), dict[str, str | None]()
     for dtype in DTYPES:
         for words, cache in ((dtype, "auto"), (f"{dtype} {SMALL}", SMALL)):
-            asked = selection(layout, dtype, cache)
+            asked = selection(layout, dtype, cache, adaptive=adaptive)
             valid, _ = GpuMachine.get_valid_backends(capability, asked, num_heads=HEADS)
             answers[words] = min(valid, key=lambda one: one.priority).backend.name if valid else None
     return usually(answers)
 
 
-def selection(layout: str, dtype: str, cache: str) -> AttentionSelectorConfig:
+def selection(layout: str, dtype: str, cache: str, *, adaptive: bool = False) -> AttentionSelectorConfig:
     """Return what backends are asked of a layout."""
     return AttentionSelectorConfig(
-        dtype=getattr(torch, dtype), kv_cache_dtype=cache, block_size=None, **LAYOUTS[layout]
+        dtype=getattr(torch, dtype), kv_cache_dtype=cache, block_size=None, use_adaptive_verification=adaptive,
+        **LAYOUTS[layout],
     )  # fmt: skip
 
 
@@ -157,7 +158,10 @@ def own_layers(begin: str, backend: AttentionBackendEnum | None = None) -> Any:
 
 
 def backends(arch: str) -> dict[str, dict[str, Any]]:
-    """Return every backend that can be had on a GPU: tokens of a block, and whether drafts can be a graph."""
+    """Return every backend that can be had on a GPU: tokens of a block, and whether drafts can be a graph.
+
+    And whether it reads on the device how many drafts of each request a step verifies, as adaptive verification asks.
+    """
     capability, found = on(arch), dict[str, dict[str, Any]]()
     of_models = {name: server(name, arch) for name in {*MODELS.values()}}
     configs = {kind: of_models[name] for kind, name in MODELS.items()}
@@ -171,7 +175,8 @@ def backends(arch: str) -> dict[str, dict[str, Any]]:
         if of.supports_compute_capability(capability):
             config = configs[of.is_mla(), of.is_sparse()]
             with set_current_vllm_config(config):
-                found[backend.name] = {"block": of.get_preferred_block_size(BLOCK), "captured": captured(of, config)}
+                size = of.get_preferred_block_size(BLOCK)
+                found[backend.name] = backend_row(of, size, captured(of, config))
     for begin, (_, ends) in OWN_LAYERS.items():
         for backend in AttentionBackendEnum:
             if backend.name.endswith(f"_{ends}") and not backend.name.startswith("ROCM"):
@@ -179,8 +184,14 @@ def backends(arch: str) -> dict[str, dict[str, Any]]:
                     of = own_layers(begin, backend)
                     size = of.backend_cls.get_preferred_block_size(BLOCK)
                     # Layers of drafts have the window alone.
-                    found[backend.name] = {"block": size, "captured": captured(of.swa_backend_cls, configs[True, True])}
+                    alone = captured(of.swa_backend_cls, configs[True, True])
+                    found[backend.name] = backend_row(of.backend_cls, size, alone)
     return found
+
+
+def backend_row(of: Any, block: int, drafts: bool) -> dict[str, Any]:
+    """Return what is kept of a backend."""
+    return {"block": block, "captured": drafts, ADAPTIVE: of.supports_device_cpu_query_lens_mismatch()}
 
 
 def captured(backend: Any, config: VllmConfig) -> bool:
@@ -251,6 +262,8 @@ def resolved() -> dict[str, dict[str, Any]]:
     """Return the tables of what vLLM takes by itself."""
     with set_current_vllm_config(VllmConfig()):
         of_layouts = {layout: {arch: attention(arch, layout) for arch in ARCHS} for layout in LAYOUTS}
+        for layout in LAYOUTS:
+            of_layouts[f"{layout} {ADAPTIVE}"] = {arch: attention(arch, layout, adaptive=True) for arch in ARCHS}
         for begin in OWN_LAYERS:
             of_layouts[begin] = {
                 arch: {"usual": own_layers(begin).backend_cls.get_name()} for arch in ARCHS if on(arch)
@@ -263,7 +276,7 @@ def resolved() -> dict[str, dict[str, Any]]:
         "attention": dict(entry for layout, rows in of_layouts.items() for entry in by_archs(layout, rows))
         | {f"mha on {ON_CPU}": {"usual": cpu["name"]}},
         "backends": dict(entry for name, rows in of_backends.items() for entry in by_archs(name, rows))
-        | {f"{cpu['name']} on {ON_CPU}": {"block": cpu["block"], "captured": False}},
+        | {f"{cpu['name']} on {ON_CPU}": {"block": cpu["block"], "captured": False, ADAPTIVE: False}},
         "blocks": {"usual": BLOCK} | {begin: answer.window_block(begin) for begin in OWN_LAYERS},
         "max_requests": dict(by_archs("usual", {arch: requests(arch) for arch in ARCHS})) | {ON_CPU: cpu["requests"]},
         "largest_graph": graphs(),

@@ -1,8 +1,8 @@
 """Adaptive verification: vLLM says on the device how many drafts of each request are verified, and a program verifies.
 
-vLLM asks for full CUDA graphs, and prices steps by them. On a CPU a plugin stands in for both: steps run without graphs,
-and what they cost is made up, so that other numbers of drafts are worth it from step to step. The attention of a CPU
-reads where requests begin from the tensor that the device's numbers are in. All else is vLLM's own.
+vLLM asks for full CUDA graphs, and prices steps by them. On a CPU a plugin stands in for both: steps run without
+graphs, and what they cost is made up, so that other numbers of drafts are worth it from step to step. The attention of
+a CPU reads where requests begin from the tensor that the device's numbers are in. All else is vLLM's own.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ def register():
     from vllm.config import VllmConfig
     from vllm.v1.worker.gpu import model_runner
     from vllm.v1.worker.gpu.spec_decode import adaptive_verification as adaptive
+    from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator as Speculator
 
     VllmConfig._validate_adaptive_verification = lambda self: None
     model_runner.resolve_adaptive_cudagraph_mode = lambda mode, **_: mode
@@ -48,9 +49,15 @@ def register():
         getattr(Manager, name) for name in ("__init__", "get_num_tokens", "reallocate_drafts", "record_confidences")
     )
 
+    begin = Speculator.__init__
+
+    def begun(self, *given, **named):
+        begin(self, *given, **named)
+        self.draft_token_confidence_probs.fill_(1.0)  # rows of dummy runs have whatever was there
+
     def made(self, *given, **named):
         make(self, *given, **named)
-        self.set_cost_curves([(1, 1.0)], [(1, 1.0), (64, 14.0)])
+        self.set_cost_curves([(1, 1.0)], [(tokens, 1.0 + 0.3 * tokens) for tokens in range(1, 65)])
 
     def chosen(self, tokens, drafts):
         self.scheduled = sum(map(len, drafts.values()))
@@ -66,6 +73,7 @@ def register():
         print(json.dumps({"confidences": confidences[: batch.num_reqs].tolist()}), file=out, flush=True)
         record(self, confidences, batch)
 
+    Speculator.__init__ = begun
     Manager.__init__, Manager.get_num_tokens = made, chosen
     Manager.reallocate_drafts, Manager.record_confidences = shared, recorded
 """

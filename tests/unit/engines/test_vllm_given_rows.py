@@ -13,7 +13,6 @@ from fakes.vllm_server import PROGRAM, Server
 from fakes.vllm_tables import VLLM
 from vllm_batches import MANY_PROMPTS, plan_of
 
-
 ROWS = [*MANY_PROMPTS]
 STEPS = 14
 ALGORITHMS = ["STANDALONE", "EAGLE", "MULTI_LAYER_EAGLE", "FROZEN_KV_MTP", "DFLASH", "NGRAM"]

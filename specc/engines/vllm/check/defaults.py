@@ -18,10 +18,13 @@ SINKS = r"GptOss|MiMoV2"
 """Those whose softmax has sinks; only a model that is built says it, of its config.json and its class."""
 
 
-def attention(gpu: Gpu, cache: str, dtype: str, architecture: str, *, small_cache: bool) -> str | None:
+def attention(
+    gpu: Gpu, cache: str, dtype: str, architecture: str, *, small_cache: bool, adaptive: bool = False
+) -> str | None:
     """Return the attention backend of a model where none is written; None where vLLM has not said one."""
     sinks = "sinks" if cache == "mha" and not gpu.is_cpu and re.match(SINKS, architecture) else None
-    said = _said("attention", own_layers(architecture) or sinks or cache, gpu) or {}
+    layout = f"{sinks or cache} adaptive" if adaptive else sinks or cache
+    said = _said("attention", own_layers(architecture) or layout, gpu) or {}
     return said.get(f"{dtype} fp8" if small_cache else dtype, said.get("usual"))
 
 
@@ -41,6 +44,12 @@ def is_captured(backend: str, gpu: Gpu) -> bool:
     """Return whether drafts with this attention can be a graph."""
     said = _said("backends", backend, gpu)
     return said is not None and said["captured"]
+
+
+def is_adaptive(backend: str, gpu: Gpu) -> bool:
+    """Return whether attention reads on the device how many drafts of each request a step verifies."""
+    said = _said("backends", backend, gpu)
+    return said is not None and said["adaptive"]
 
 
 BLOCK: int = ANSWERS.tables["blocks"]["usual"]

@@ -30,6 +30,7 @@ from specc.engines.vllm.check.defaults import (
     attention,
     block_of,
     buckets_up_to,
+    is_adaptive,
     is_captured,
     max_requests,
     most_captured,
@@ -37,8 +38,8 @@ from specc.engines.vllm.check.defaults import (
 )
 from specc.engines.vllm.check.pages import caches_prefixes, hybrid_block
 from specc.engines.vllm.check.preset import VLLM
-from specc.engines.vllm.check.speculation import Speculation, given_target, speculation
-from specc.engines.vllm.served import KINDS, METHODS, SETTINGS, Refusal, Server, own_layers, refusals
+from specc.engines.vllm.check.speculation import Speculation, check_adaptive, given_target, speculation
+from specc.engines.vllm.served import ADAPTIVE, KINDS, METHODS, SETTINGS, Refusal, Server, own_layers, refusals
 
 RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 """vLLM's variable that chooses the model runner, where that is possible."""
@@ -150,6 +151,9 @@ def started(arguments: Arguments, gpu: Gpu, page_size: int | None = None, exact:
         if exact is not None
         else _graph(arguments, target[1], int(kept.value), width, gpu)
     )
+    if facts.adaptive:
+        backend = str(backends["target"].value)
+        check_adaptive(arguments, backend, reads=is_adaptive(backend, gpu), graphs=graphs)
     buckets = _buckets(int(kept.value), width, graphs)
     blocks = exact.fact("page_size") if exact is not None and page_size is None else None
     longest = _longest(arguments, target[1].said)
@@ -251,7 +255,8 @@ def _attention(arguments: Arguments, gpu: Gpu, role: str, described: Described, 
     cache, architecture = str(values.get("kv_layout", "mha")), str(values.get("architecture", ""))
     cache = "dsa" if cache == "mla" and "index_topk" in values else cache
     small = arguments.text("--kv-cache-dtype").startswith("fp8")
-    backend = attention(gpu, cache, dtype, architecture, small_cache=small)
+    adaptive = arguments.block(SPECULATION).get(ADAPTIVE) is True
+    backend = attention(gpu, cache, dtype, architecture, small_cache=small, adaptive=adaptive)
     if backend is None:
         arguments.wrong(
             f"which attention vLLM takes on {gpu.title} for {cache} is not known", "write --attention-backend"

@@ -13,8 +13,8 @@ from specc.compiler.config.models.pair import Described, describe
 from specc.compiler.config.presets.contract import OWN_HEADS
 from specc.compiler.support.speculators import MARK, verifier
 from specc.engines.answers import OwnModules
-from specc.engines.vllm.check.command_line import ANSWERS, SPECULATION, Arguments
-from specc.engines.vllm.served import ALGORITHMS, METHODS, is_assistant, kind_of, turns
+from specc.engines.vllm.check.command_line import ANSWERS, COMPILATION, SPECULATION, Arguments
+from specc.engines.vllm.served import ADAPTIVE, ALGORITHMS, METHODS, is_assistant, kind_of, turns
 
 MODULES = next(name for name, method in METHODS.items() if method.modules)
 USUAL = next(name for name, method in METHODS.items() if method.usual)
@@ -54,6 +54,25 @@ class Speculation:
     def assistant(self) -> bool:
         """Whether an assistant drafts, which reads the target's keys and values."""
         return self.draft is not None and is_assistant(self.draft[1].model_type)
+
+
+def check_adaptive(arguments: Arguments, backend: str, *, reads: bool, graphs: int) -> None:
+    """Report what vLLM does not start where it verifies adaptively, in its own words, and what no program does then.
+
+    ``backend`` is the target's attention, which ``reads`` on the device how many drafts of each request there are, or
+    does not; ``graphs`` is of how many tokens the largest graph is.
+    """
+    hint = f"leave {SPECULATION}.{ADAPTIVE} out"
+    mode = str(arguments.block(COMPILATION).get("cudagraph_mode", "FULL")).upper()
+    if not graphs or not mode.startswith("FULL"):
+        arguments.wrong("vLLM: Adaptive verification requires full CUDA graphs", hint)
+    elif not reads:
+        what = "device-cpu query lens mismatch not supported, this is needed for adaptive verification"
+        arguments.wrong(f"vLLM: {backend}: {what}", hint)
+    if arguments.flag("--enable-lora"):
+        arguments.wrong("vLLM: Adaptive verification is not currently compatible with LoRA", hint)
+    if arguments.block(SPECULATION).get(TABLE) is not None:
+        arguments.refuse(f"adaptive verification beside {TABLE}", f"leave one of them out of {SPECULATION}")
 
 
 def given_target(arguments: Arguments) -> tuple[Path, Described] | None:

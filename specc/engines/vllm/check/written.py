@@ -15,7 +15,7 @@ from specc.engines.vllm.check.command_line import SPECULATION, Arguments
 from specc.engines.vllm.check.preset import VLLM
 from specc.engines.vllm.check.server import Started
 from specc.engines.vllm.check.speculation import numbers
-from specc.engines.vllm.served import BLOCK, PROBABILISTIC
+from specc.engines.vllm.served import ADAPTIVE, BLOCK, PROBABILISTIC
 
 USUAL = "target_only"
 """The key `verify` where nothing says another one."""
@@ -42,6 +42,7 @@ def configuration(arguments: Arguments, server: Started, wanted: Wanted) -> str:
         f"buckets: {list(buckets)} # {origin}",
         f"archs: [{server.gpu.arch}] # {server.gpu.origin}",
         *([f"tensor_parallel: {server.ranks} # --tensor-parallel-size"] if server.ranks > 1 else []),
+        *([f"budget: given # {SPECULATION}.{ADAPTIVE}"] if server.facts.adaptive else []),
         *wanted.lines(),
         *(["draft_sampling: coupled # drafts use the noise that verifies them"] if coupled else []),
         *_look_ups(arguments, server),
@@ -61,6 +62,9 @@ def _verified(arguments: Arguments, server: Started, wanted: Wanted) -> Wanted:
     name = f"{SPECULATION}.draft_sample_method"
     if own is not None and server.facts.kind is not None and wanted.of_draft():
         arguments.refuse(f"--head {wanted.head} beside drafts that are drawn ({name})", "leave --head out")
+    if server.facts.adaptive and wanted.of_draft():
+        what = f"--head {wanted.head} beside adaptive verification, which reads scores of vLLM's own head"
+        arguments.refuse(what, "leave --head out")
     if wanted.verify is None:
         settings = server.facts.settings
         together = settings.get("rejection_sample_method") == BLOCK
