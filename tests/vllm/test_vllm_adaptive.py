@@ -49,10 +49,10 @@ def register():
         getattr(Manager, name) for name in ("__init__", "get_num_tokens", "reallocate_drafts", "record_confidences")
     )
 
-    begin = Speculator.__init__
+    load = Speculator.load_model
 
-    def begun(self, *given, **named):
-        begin(self, *given, **named)
+    def loaded(self, target):
+        load(self, target)
         self.draft_token_confidence_probs.fill_(1.0)  # rows of dummy runs have whatever was there
 
     def made(self, *given, **named):
@@ -73,7 +73,7 @@ def register():
         print(json.dumps({"confidences": confidences[: batch.num_reqs].tolist()}), file=out, flush=True)
         record(self, confidences, batch)
 
-    Speculator.__init__ = begun
+    Speculator.load_model = loaded
     Manager.__init__, Manager.get_num_tokens = made, chosen
     Manager.reallocate_drafts, Manager.record_confidences = shared, recorded
 """

@@ -126,6 +126,50 @@ def test_what_is_not_built_with_drafts_that_are_drawn(find: Find, key: str, what
     assert f"a budget of rows with {what} is not implemented in this version" in messages
 
 
+GIVEN = "step: rotated\nverify: {verify}\n"
+
+
+@pytest.mark.parametrize("verify", ["greedy", "target_only", "rejection", "block"])
+def test_an_engine_that_runs_the_target_may_say_the_rows(load: Load, verify: str) -> None:
+    """Also where drafts are coupled, as nothing is chosen by what they are."""
+    text = budget("given").replace("verify: greedy\n", GIVEN.format(verify=verify))
+    coupled = "draft_sampling: coupled\n" if verify == "target_only" else ""
+    config = load(text + coupled).config
+    assert (config.shape.budget, config.packed, config.settled("budget")) == (None, 4, "given")
+    assert load(text + coupled + "engine: vllm\n").config.rows_given
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "message"),
+    [
+        (budget("given"), "legal/budget", "budget is given, and no engine runs the target by itself"),
+        (budget("[2, given]"), "config/out-of-range", "budget: given is of a configuration with one shape, and of no"),
+        (listed("num_steps: 3, budget: given"), "config/out-of-range", "budget: given is of a configuration with one"),
+        (
+            budget("given", "[1, 3]").replace("verify: greedy\n", GIVEN.format(verify="greedy")),
+            "config/not-yet",
+            "budget: given with several num_steps is not implemented in this version",
+        ),
+        (
+            budget("given") + "engine: sglang\n",
+            "config/engine-unsupported",
+            "rows that the engine gives are not served",
+        ),
+    ],
+)
+def test_what_is_wrong_with_rows_that_are_given(find: Find, text: str, code: str, message: str) -> None:
+    (finding,) = (finding for finding in find(text) if message in finding.message)
+    assert finding.code == code
+    assert finding.location is not None
+
+
+def test_a_head_that_the_program_computes_has_no_rows_given(find: Find) -> None:
+    text = budget("given").replace("verify: greedy\n", GIVEN.format(verify="greedy"))
+    head = text.replace("draft:\n", "draft:\n  head: weights\n")
+    messages = [finding.message for finding in find(head)]
+    assert "budget: given with draft.head is not implemented in this version" in messages, head
+
+
 def test_shapes_stand_in_place_of_the_budget(find: Find) -> None:
     finding = only(find(listed("num_steps: 3").replace("shapes:", "budget: 2\nshapes:")))
     assert finding.message == "the shapes say what is drafted, and budget says it, too"
@@ -133,7 +177,7 @@ def test_shapes_stand_in_place_of_the_budget(find: Find) -> None:
 
 def test_the_schema_has_budgets() -> None:
     schema = json_schema(("EAGLE",))
-    for right in (2, [2], [2, 3, "all"]):
+    for right in (2, [2], [2, 3, "all"], "given"):
         assert list(errors(right, schema["properties"]["budget"], schema)) == []
     for wrong in (1, 17, "2", [1], ["none"]):
         assert list(errors(wrong, schema["properties"]["budget"], schema)), wrong
