@@ -74,18 +74,25 @@ def test_log_probabilities_are_of_the_rows_that_a_request_has(serve: Serve) -> N
 
 
 @pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE"])
-def test_confidences_are_those_of_vllms_estimator(serve: Serve, algorithm: str) -> None:
-    """Of the logits that the program has drafted from, by the place of a request in the batch."""
+def test_vllms_estimator_reads_what_is_drafted_from(serve: Serve, algorithm: str) -> None:
+    """Every draft's logits, at the temperature of the request that has the row, by its place in the batch."""
     server = serve(plan_of(algorithm, GIVEN), enable_adaptive_verification=True)
     server.begin(MANY_PROMPTS)
     speculator: Any = server.runner.speculator
+    heats = torch.tensor([1.5, 0.0, 0.5, 9.0, 9.0, 2.0])
+    server.runner.sampler.sampling_states.temperature.gpu = heats  # of requests whose tokens are no concern here
+    drafted, score = list[torch.Tensor](), speculator.compute_draft_logits
+    speculator.compute_draft_logits = lambda *given: drafted.append(score(*given)) or drafted[-1]
     for rows in (ROWS, ROWS[2:], ROWS[:1]):
+        drafted.clear()
         speculator.draft_token_confidence_probs.fill_(torch.nan)
         server.decode(rows, drafts=[3, 0, 2, 1][: len(rows)], scheduled=3)
         found = speculator.draft_token_confidence_probs
-        assert (found[: len(rows)] > 0).all() and (found[: len(rows)] <= 1).all()
+        heat = torch.tensor([float(heats[row]) or 1.0 for row in rows])[:, None]
+        wanted = torch.stack([(logits / heat).softmax(-1).amax(-1) for logits in drafted], 1)
+        assert wanted.shape == (len(rows), 3)
+        assert torch.allclose(found[: len(rows)], wanted)
         assert found[len(rows) :].isnan().all()
-        server.runner.sampler.sampling_states.temperature.np.fill(0)
 
 
 def test_a_server_that_verifies_adaptively_needs_a_program_that_is_given_rows(
@@ -102,3 +109,14 @@ def test_no_step_of_it_is_tried_beside_vllms_own(serve: Serve, caplog: pytest.Lo
     new = ["v1.worker.gpu.model_runner.GPUModelRunner.sample"]
     assert serve(plan_of("EAGLE", GIVEN), new=new).program is None
     assert "steps with budget: given are not tried beside vLLM's own" in caplog.text
+
+
+def test_a_request_without_room_for_drafts_is_left(serve: Serve) -> None:
+    """What it has not been given blocks for: the host has scheduled its bonus token alone."""
+    server = serve(plan_of("EAGLE", GIVEN), ahead=4)
+    server.begin(MANY_PROMPTS)
+    for row in 3 * ROWS:
+        server.decode([row], drafts=0)
+    server.judge()
+    assert server.program.left.keys() == {"no blocks for drafts"}
+    assert server.program.served
