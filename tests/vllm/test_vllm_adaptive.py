@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ VARIANTS = [
     Variant("draft_model", "standalone", program=True, adaptive=True),
     Variant("mtp", "mimo", target="mimo", program=True, adaptive=True),
 ]
+DRAWING = [replace(VARIANTS[0], drafting=how) for how in ("coupled", "rejection", "block")]
+"""Whose drafts are drawn, so that accepted lengths are not those of vLLM's noise."""
 SEEN = "SPECC_TEST_SEEN"
 CHOOSING = """
 import json, os
@@ -88,61 +91,55 @@ class Run:
     confidences: list[list[list[float]]]
 
 
-@cache
-def runs(variant: Variant, models: Path, folder: Path) -> tuple[Served, Run, Run]:
-    """One workload served without speculation, by vLLM's own adaptive steps, and by a program's."""
-    requests = workloads(tokenizer(models), (4,))
-    plain = serve(variant.plain.engine(models), without_aborts(requests), folder / "plain")
-    own = run(variant, models, requests, folder / "own", None)
-    wheel = build_program(variant, models, folder / "wheel")
-    return plain, own, run(variant, models, requests, folder / "program", wheel)
+Runs = Callable[[Variant], Run]
 
 
-def run(variant: Variant, models: Path, requests: Any, folder: Path, program: Path | None) -> Run:
-    """One engine, beside the plugin."""
-    folder.mkdir()
-    wheel, seen = plugin_wheel(CHOOSING, folder, [] if program is None else [program]), folder / "seen"
-    served = serve(variant.engine(models), requests, folder / "job", wheel=wheel, settings={SEEN: str(seen)})
-    lines = [json.loads(line) for line in seen.read_text().splitlines()]
-    shares = [line for line in lines if "rows" in line]
-    return Run(served, shares, [line["confidences"] for line in lines if "confidences" in line])
+@pytest.fixture(scope="module")
+def run(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Return what runs one engine for a workload, once, beside the plugin where it speculates."""
+    folder, requests = tmp_path_factory.mktemp("adaptive"), workloads(tokenizer(models), (4,))
+
+    @cache
+    def once(variant: Variant) -> Run:
+        where = folder / str(variant)
+        if variant.method is None:
+            return Run(serve(variant.engine(models), without_aborts(requests), where), [], [])
+        wheels = [build_program(variant, models, where / "wheel")] if variant.program else []
+        (where / "plugin").mkdir(parents=True)
+        wheel, seen = plugin_wheel(CHOOSING, where / "plugin", wheels), where / "seen"
+        served = serve(variant.engine(models), requests, where / "job", wheel=wheel, settings={SEEN: str(seen)})
+        lines = [json.loads(line) for line in seen.read_text().splitlines()]
+        shares = [line for line in lines if "rows" in line]
+        return Run(served, shares, [line["confidences"] for line in lines if "confidences" in line])
+
+    return once
 
 
-@pytest.fixture
-def ran(variant: Variant, models: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Served, Run, Run]:
-    """Return what `runs` has of the test's variant."""
-    folder = tmp_path_factory.getbasetemp() / f"adaptive-{variant}"
-    folder.mkdir(exist_ok=True)
-    return runs(variant, models, folder)
-
-
-@pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_texts_are_those_without_speculation(variant: Variant, ran: tuple[Served, Run, Run]) -> None:
-    plain, _, program = ran
-    for number, (request, output) in enumerate(zip(plain.requests, program.served.outputs, strict=True)):
+@pytest.mark.parametrize("variant", [*VARIANTS, *DRAWING], ids=str)
+def test_greedy_texts_are_those_without_speculation(variant: Variant, run: Runs) -> None:
+    plain, served = run(variant.plain).served, run(variant).served
+    for number, (request, output) in enumerate(zip(plain.requests, served.outputs, strict=True)):
         expected = plain.outputs[number]["token_ids"]
         if is_greedy(request):
             assert output["token_ids"] == expected[: len(output["token_ids"])], number
             assert "abort" in output["finish_reason"] or len(output["token_ids"]) == len(expected), number
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_a_program_runs_steps_in_which_requests_have_different_numbers_of_rows(
-    variant: Variant, ran: tuple[Served, Run, Run]
-) -> None:
-    """Budgets bind: of some steps all drafts have a row, of some none, and of many some."""
-    _, _, program = ran
-    assert program.served.counts is not None
-    assert program.served.counts["program_steps"] > program.served.seen["steps"] / 3
-    kinds = Counter("all" if share["drafts"] == share["of"] else bool(share["drafts"]) for share in program.shares)
-    assert kinds[True] > len(program.shares) / 5, kinds
-    assert sum(len({*share["rows"]}) > 1 for share in program.shares) > 20, "requests that differ"
+@pytest.mark.parametrize("variant", [*VARIANTS, *DRAWING], ids=str)
+def test_a_program_runs_steps_in_which_requests_have_different_numbers_of_rows(variant: Variant, run: Runs) -> None:
+    """Budgets bind: of many steps some drafts have a row and some have none."""
+    ran = run(variant)
+    assert ran.served.counts is not None
+    assert ran.served.counts["program_steps"] > ran.served.seen["steps"] / 3
+    kinds = Counter("all" if share["drafts"] == share["of"] else bool(share["drafts"]) for share in ran.shares)
+    assert kinds[True] > len(ran.shares) / 5, kinds
+    assert sum(len({*share["rows"]}) > 1 for share in ran.shares) > 20, "requests that differ"
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_the_program_accepts_and_is_as_sure_as_vllms_own_step(variant: Variant, ran: tuple[Served, Run, Run]) -> None:
+def test_the_program_accepts_and_is_as_sure_as_vllms_own_step(variant: Variant, run: Runs) -> None:
     """At every verification of every request, and by every draft's confidence, which vLLM's estimator has learnt."""
-    _, own, program = ran
+    own, program = run(variant.own), run(variant)
     for number, (output, expected) in enumerate(zip(program.served.outputs, own.served.outputs, strict=True)):
         assert output.get("accepted") == expected.get("accepted"), number
         assert output["token_ids"] == expected["token_ids"], number

@@ -91,7 +91,7 @@ class Variant:
         options |= {"unwatched": not self.canaries, "adaptive": self.adaptive}
         options["program"] = self.program
         words = [drafts, *(word for word, so in options.items() if so)]
-        words += [self.drafting] if self.weighs else []
+        words += [self.drafting] if self.weighs or (self.adaptive and self.drafting) else []
         words += [f"head_{self.head}"] if self.head else []
         words += ["map"] if self.token_map else []
         words += [f"capture_{self.capture}"] if self.capture else []

@@ -47,8 +47,8 @@ CODES: dict[str, str] = {
     "legal/sampling": "The program draws no tokens, and `sampling` lists how they are drawn; or `penalties` says how,"
     " and they are not listed.",
     "legal/budget": (
-        "A budget of rows leaves no draft out, the algorithm does not say how probable its drafts are, or rows are given"
-        " and no engine runs the target."
+        "A budget of rows leaves no draft out, the algorithm does not say how probable its drafts are, or rows are"
+        " given and no engine runs the target."
     ),
     "legal/draft-sampling": "`draft_sampling: coupled` needs a chain that a model drafts, and `verify: target_only`.",
     "legal/logprobs": "Log-probabilities are described that no output hands out, or of more tokens than there are.",

@@ -78,7 +78,7 @@ def _limiting(written: Written, shapes: list[WrittenShape], path: Path) -> Findi
     longest, budgets = max(shape.num_steps for shape in shapes), shapes[0].budgets
     for index, budget in enumerate(budgets):
         where = written.places.value(*path, index) if len(budgets) > 1 else written.places.value(*path)
-        if budget != ALL and budget > longest:
+        if isinstance(budget, int) and budget > longest:
             message = f"budget is {budget}, and a chain of {longest} drafts has {longest + 1} rows"
             yield Diagnostic("legal/budget", message, where, _HINT)
     if budgets == (ALL,) and len(shapes) == len(written_shapes(written.file)):
@@ -87,4 +87,4 @@ def _limiting(written: Written, shapes: list[WrittenShape], path: Path) -> Findi
 
 def _size(budget: Rows) -> int:
     """A budget as a number: all rows are more than any."""
-    return 1 << 16 if budget == ALL else budget
+    return budget if isinstance(budget, int) else 1 << 16
