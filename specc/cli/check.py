@@ -36,4 +36,5 @@ def summary(config: Config) -> str:
     budgets = sorted({shape.budget for shape in config.shapes if shape.budget is not None})
     every = ["all"] * any(shape.budget is None for shape in config.shapes if shape.num_steps)
     rows = f", {' or '.join(map(str, [*budgets, *every]))} rows a request" if budgets else ""
+    rows = ", given rows" if config.rows_given else rows
     return f"{config.name}: {config.algorithm}, {config.drafted}{rows}, page {config.file.page_size}, {sizes}"

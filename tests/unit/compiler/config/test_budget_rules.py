@@ -136,7 +136,7 @@ def test_an_engine_that_runs_the_target_may_say_the_rows(load: Load, verify: str
     coupled = "draft_sampling: coupled\n" if verify == "target_only" else ""
     config = load(text + coupled).config
     assert (config.shape.budget, config.packed, config.settled("budget")) == (None, 4, "given")
-    assert load(text + coupled + "engine: vllm\n").config.rows_given
+    assert ", given rows, page " in summary(load(text + coupled + "engine: vllm\n").config)
 
 
 @pytest.mark.parametrize(
