@@ -7,6 +7,7 @@ What test_kernels.py does with machine code, for machines without a GPU.
 
 from __future__ import annotations
 
+import random
 import re
 import sys
 import tempfile
@@ -17,7 +18,9 @@ from types import SimpleNamespace
 
 import torch
 from fakes import extremes
+from fakes.given_rows import ROWS, Machine
 from fakes.toys import LAUNCHED, ROTATED, SAMPLED, TOYS
+from programs import load
 from triton_interpreter import lighten, quietly
 
 from gpu.nodes import Pair, check_program
@@ -33,6 +36,7 @@ from specc.lab.measure.tuning.variants import kernels_of, knobs_of, with_choices
 from specc.runtime.backends import Backend
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
+from specc.runtime.capabilities.sampling import Sampling
 from specc.runtime.entry.frame import Frame
 from specc.runtime.plan.nodes import Computed, Reference
 from specc.runtime.plan.plan import Plan
@@ -94,6 +98,27 @@ def check_tuned(name: str) -> None:
     assert build.plan.kernels != plain.plan.kernels
     with tempfile.TemporaryDirectory() as folder, quietly():
         check_program(Pair(build.plan, InterpretedBackend(build, Path(folder)), CPU, seed=len(name)), (1, 4))
+
+
+def check_given_rows(algorithm: str, verify: str) -> None:
+    """Serve requests with rows that the engine gives, by interpreted kernels and by the reference ops, alike."""
+    lighten()
+    keys = {"verify": verify, "step": "rotated", "budget": "given", "max_requests": 6, "buckets": [1, 2, 4]}
+    build, draw = build_program(load(algorithm, **keys)), random.Random(5)
+    with tempfile.TemporaryDirectory() as folder, quietly():
+        kernels, torch_s = (
+            Machine(build.plan, how) for how in (InterpretedBackend(build, Path(folder)), ReferenceBackend())
+        )
+        for machine in (kernels, torch_s):
+            if verify != "greedy":
+                machine.step.set_sampling(ROWS, [Sampling(temperature=heat, seed=5) for heat in (0.7, 0.0, 1.3)])
+            machine.prefill()
+        for _ in range(STEPS):
+            rows = draw.sample(ROWS, draw.randint(1, len(ROWS)))
+            lens = [draw.randint(1, build.plan.size("A")) for _ in rows]
+            at_least = draw.choice((0, 4))
+            mine, wanted = (machine.decode(rows, lens, at_least) for machine in (kernels, torch_s))
+            assert [vars(half) for half in mine] == [vars(half) for half in wanted]
 
 
 def with_all_splits(loaded: LoadedConfig, choice: LaunchChoice) -> LaunchChoice:

@@ -12,7 +12,7 @@ from fakes import extremes
 from fakes.toys import ALONE, LAUNCHED, ROTATED, SAMPLED, TOYS
 
 from .conftest import ROOT
-from .interpreted import check, check_tuned, check_without_drafts, crowd, extremes_of
+from .interpreted import check, check_given_rows, check_tuned, check_without_drafts, crowd, extremes_of
 
 SLOW = "toy_ngram_tree"
 """Half a minute with texts as long as its mask."""
@@ -59,6 +59,14 @@ def test_extreme_rows(mode: str) -> None:
 def test_every_launch_with_other_tiles_and_splits(name: str) -> None:
     torch.set_num_threads(1)
     check_tuned(name)
+
+
+@pytest.mark.skipif(os.environ.get("SPECC_TEST_GPU") == "1", reason="kernels are compiled in this process")
+@pytest.mark.parametrize("verify", ["greedy", "target_only", "rejection", "block"])
+@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE"])
+def test_rows_that_the_engine_gives(algorithm: str, verify: str) -> None:
+    torch.set_num_threads(1)
+    check_given_rows(algorithm, verify)
 
 
 def test_every_way_of_running_gives_the_same_text() -> None:

@@ -8,53 +8,23 @@ from typing import Any
 
 import pytest
 import torch
-from fakes.drafts import Engine
-from fakes.rotated import run_target
-from fakes.sglang_blocks import brought
+from fakes.given_rows import ROWS, Machine, packed
 from programs import planned
-from torch import Tensor
 
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
 from specc.runtime.capabilities.sampling import Sampling
 from specc.runtime.errors import BatchError
-from specc.runtime.plan.plan import PROMPT
-from specc.runtime.rotated import RotatedStep
 
-CPU = torch.device("cpu")
 CHAINS = ["STANDALONE", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "MULTI_LAYER_EAGLE", "DFLASH", "NGRAM"]
-PROMPTS = {3: [4, 9, 2], 1: [7, 1], 6: [5, 5, 8, 1, 2]}
-ROWS = list(PROMPTS)
 STEPS = 12
 
 
-class Machine:
-    """A program beside an engine that runs the target over some of the drafts; ``budget`` is the program's key."""
-
-    def __init__(self, algorithm: str, budget: str | None, **keys: Any) -> None:
-        given = {"step": "rotated", "max_requests": 6, "buckets": [1, 2, 4], **keys}
-        (self.plan,) = planned(algorithm, **given | ({} if budget is None else {"budget": budget}))
-        self.engine = Engine.of_plan(self.plan, seed=3)
-        self.engine.prompts |= PROMPTS
-        more: Any = {"tables": brought(self.plan), "poison": 0xFF}
-        self.step = RotatedStep(self.plan, ReferenceBackend(), CPU, self.engine, self.engine.table, **more)
-        self.lens = {row: len(prompt) for row, prompt in PROMPTS.items()}
-
-    def prefill(self) -> None:
-        texts = [token for row in ROWS for token in PROMPTS[row]]
-        prompt = texts if PROMPT in self.plan.reads("prefill") else None
-        self.step.prefill(Batch(ROWS, [self.lens[row] for row in ROWS], prompt))
-
-    def target(self, rows: Sequence[int]) -> Any:
-        return run_target(self.engine, self.step.pools, rows, [self.lens[row] for row in rows], "full")
-
-    def drafts(self, rows: Sequence[int]) -> list[list[int]]:
-        return self.step.pools["drafts"][torch.tensor(rows)].tolist()
-
-
-def packed(of: Tensor, lens: Sequence[int]) -> Tensor:
-    """The first rows of every request of T[b, A, ...], one request behind another."""
-    return torch.cat([rows[:count] for rows, count in zip(of, lens, strict=True)])
+def machine_of(algorithm: str, budget: str | None, **keys: Any) -> Machine:
+    """A small program; ``budget`` is its key."""
+    given = {"step": "rotated", "max_requests": 6, "buckets": [1, 2, 4], **keys}
+    (plan,) = planned(algorithm, **given | ({} if budget is None else {"budget": budget}))
+    return Machine(plan, ReferenceBackend())
 
 
 @pytest.mark.parametrize("at_least", [0, 4])
@@ -63,7 +33,7 @@ def packed(of: Tensor, lens: Sequence[int]) -> Tensor:
 def test_a_step_accepts_of_the_drafts_that_had_a_row(algorithm: str, at_least: int, *, on_device: bool) -> None:
     """By the target's argmax, in plain Python; what it drafts then a program drafts that reads all rows."""
     draw = random.Random(5)
-    machine, other = Machine(algorithm, "given"), Machine(algorithm, None)
+    machine, other = machine_of(algorithm, "given"), machine_of(algorithm, None)
     for each in (machine, other):
         each.prefill()
     cut = 0
@@ -106,7 +76,7 @@ HOT = {3: 0.7, 1: 0.0, 6: 1.3}
 
 def drawing(algorithm: str, budget: str | None, **keys: Any) -> Machine:
     """A machine whose requests draw, each at a temperature of its own, and one is greedy."""
-    machine = Machine(algorithm, budget, **keys)
+    machine = machine_of(algorithm, budget, **keys)
     machine.step.set_sampling(ROWS, [Sampling(temperature=heat, seed=row) for row, heat in HOT.items()])
     return machine
 
@@ -180,7 +150,7 @@ def test_what_drafts_were_drawn_from_counts_of_those_that_had_a_row(algorithm: s
     ],
 )
 def test_rows_that_cannot_be(lens: Any, message: str) -> None:
-    machine = Machine("STANDALONE", "given")
+    machine = machine_of("STANDALONE", "given")
     machine.prefill()
     batch = Batch(ROWS, [machine.lens[row] for row in ROWS], verify_lens=lens)
     with pytest.raises(BatchError, match=message):
@@ -188,7 +158,7 @@ def test_rows_that_cannot_be(lens: Any, message: str) -> None:
 
 
 def test_a_program_that_reads_every_row_is_told_of_none() -> None:
-    machine = Machine("STANDALONE", None)
+    machine = machine_of("STANDALONE", None)
     machine.prefill()
     batch = Batch(ROWS, [machine.lens[row] for row in ROWS], verify_lens=[1, 1, 1])
     with pytest.raises(BatchError, match="step does not read verify_lens"):
