@@ -31,9 +31,7 @@ class Batch:
             relays lengths does not read it; prefill always does, as integers.
         prompt_tokens: tokens of the prompts, one after the other, as integers or i64[T] on the program's device; T is
             the sum of `seq_lens`. Given to a prefill exactly where the program reads them there.
-        verify_lens: rows of every request that the engine's target has read, as integers or i32[b] on the program's
-            device: its root and its first drafts, so 1..S+1. Given to a step exactly where the program has
-            `budget: given`.
+        verify_lens: with `budget: given` rows of every request that the target has read: 1..S+1, or i32[b] on the device.
 
     """
 
@@ -65,16 +63,6 @@ def check_lengths(lengths: Sequence[int], rows: list[int] | Tensor, room: int) -
             raise BatchError(f"{whose} has length {length}; the least is 1")
         if length > room:
             raise BatchError(f"{whose} has length {length}; there is room for {room}")
-    return checked
-
-
-def check_share(lens: Sequence[int], count: int, most: int) -> list[int]:
-    """Rows of requests as plain integers; BatchError unless there is a number for each of `count`, all in 1..most."""
-    checked = integers(lens, "verify_lens")
-    if len(checked) != count:
-        raise BatchError(f"verify_lens has {len(checked)} numbers for {count} pool rows")
-    if any(not 1 <= rows <= most for rows in checked):
-        raise BatchError(f"verify_lens is {checked}; every request has 1 to {most} rows")
     return checked
 
 

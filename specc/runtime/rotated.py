@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .batch import Batch, integers
+from .capabilities.given_rows import share
 from .entry.columns import ROWS
 from .entry.external import checked
 from .entry.frame import Frame, Progress
@@ -155,6 +156,11 @@ class RotatedStep(Step):
                     self._half(half, frame, Progress(begun=True))
         self._open = None
         return ProposeResult(self._outputs(PROPOSE, frame, rows))
+
+    def _read(self, entry: str, batch: Batch) -> dict[str, list[int] | Tensor]:
+        """As of any step, and which rows each request has, where the engine says it."""
+        columns = super()._read(entry, batch)
+        return columns | share(self._plan, entry, batch.verify_lens, len(columns[ROWS]), self._device)
 
     def _dispatch(self, node: Node, frame: Frame) -> None:
         """As of any step, and take what the engine hands over; tell it when a half ends."""

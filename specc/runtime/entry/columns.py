@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import fields
-from itertools import accumulate
 
 from torch import Tensor
 
-from ..batch import Batch, check_lengths, check_share
+from ..batch import Batch, check_lengths
 from ..errors import BatchError
 from ..memory.tables import batch_column, batch_rows
 from ..memory.tables import room as room_of
 from ..plan.plan import PROMPT, Plan
 
 ROWS, LENGTHS = "req_pool_indices", "seq_lens"
-SHARE, STARTS = "verify_lens", "verify_starts"
 NAMES = tuple(field.name for field in fields(Batch))
 """What a batch has, this package's or another's."""
 
@@ -37,7 +34,6 @@ class Columns:
         self._beyond = plan.kv.window if drafts else plan.kv.first_draft_position
         self._longest, self._room = plan.kv.longest, room_of(plan, table.shape[1])
         self._reads_prompt = PROMPT in plan.reads(entry)
-        self._most = plan.size("A") if SHARE in self.inputs else 0
 
     def of(self, batch: Batch) -> dict[str, list[int] | Tensor]:
         """The batch by input name: checked lists of integers, or tensors i64[b] on the device.
@@ -60,17 +56,4 @@ class Columns:
         if (batch.prompt_tokens is not None) != self._reads_prompt:
             needed = "needs the batch's" if self._reads_prompt else "does not read"
             raise BatchError(f"{self._entry} {needed} {PROMPT}")
-        return columns | self._share(batch.verify_lens, len(rows))
-
-    def _share(self, lens: Sequence[int] | Tensor | None, count: int) -> dict[str, list[int] | Tensor]:
-        """The rows of requests in the target's, and the first of each request; nothing of a program without."""
-        if (lens is not None) != bool(self._most):
-            needed = "needs the batch's" if self._most else "does not read"
-            raise BatchError(f"{self._entry} {needed} {SHARE}")
-        if lens is None:
-            return {}
-        if isinstance(lens, Tensor):
-            lens = batch_column(SHARE, lens, self._table.device, count, "i32")
-            return {SHARE: lens, STARTS: lens.cumsum(0, dtype=lens.dtype) - lens}
-        lens = check_share(lens, count, self._most)
-        return {SHARE: lens, STARTS: [end - rows for end, rows in zip(accumulate(lens), lens, strict=True)]}
+        return columns

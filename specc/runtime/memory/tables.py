@@ -98,14 +98,9 @@ def batch_rows(rows: Sequence[int] | Tensor, pool_rows: int, device: torch.devic
     return check_rows(rows, pool_rows)
 
 
-def batch_column(
-    name: str, column: Tensor, device: torch.device, count: int | None = None, dtype: str = "i64"
-) -> Tensor:
-    """The column itself. BatchError unless it is i64[count], or i64[any], on the device; its values are not read.
-
-    `dtype`: instead of i64.
-    """
-    fault = type_fault(Input(name, dtype, ("b",), "engine"), device, column, {} if count is None else {"b": count})
+def batch_column(name: str, column: Tensor, device: torch.device, count: int | None = None) -> Tensor:
+    """The column itself. BatchError unless it is i64[count], or i64[any], on the device; its values are not read."""
+    fault = type_fault(Input(name, "i64", ("b",), "engine"), device, column, {} if count is None else {"b": count})
     if fault:
         raise BatchError(f"{name} {fault}")
     return column
