@@ -31,7 +31,7 @@ class Batch:
             relays lengths does not read it; prefill always does, as integers.
         prompt_tokens: tokens of the prompts, one after the other, as integers or i64[T] on the program's device; T is
             the sum of `seq_lens`. Given to a prefill exactly where the program reads them there.
-        verify_lens: with `budget: given` rows of every request that the target has read: 1..S+1, or i32[b] on the device.
+        verify_lens: with `budget: given` rows of every request that the target has read, 1..S+1: integers, or i32[b].
 
     """
 
