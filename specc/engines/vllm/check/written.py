@@ -63,8 +63,8 @@ def _verified(arguments: Arguments, server: Started, wanted: Wanted) -> Wanted:
     if own is not None and server.facts.kind is not None and wanted.of_draft():
         arguments.refuse(f"--head {wanted.head} beside drafts that are drawn ({name})", "leave --head out")
     if server.facts.adaptive and wanted.of_draft():
-        what = f"--head {wanted.head} beside adaptive verification, which reads scores of vLLM's own head"
-        arguments.refuse(what, "leave --head out")
+        hint = "leave --head out: confidences are made of scores by vLLM's own head"
+        arguments.refuse(f"--head {wanted.head} beside adaptive verification", hint)
     if wanted.verify is None:
         settings = server.facts.settings
         together = settings.get("rejection_sample_method") == BLOCK

@@ -176,3 +176,37 @@ def test_what_is_not_served_is_told_with_the_server() -> None:
 
 def test_an_unknown_gpu_is_wrong_usage() -> None:
     assert run("--gpu", "h101", "--", "vllm", "serve", TARGET).exit_code == 2
+
+
+ADAPTIVE = ("-sc.enable_adaptive_verification", "true")
+DRAFTED = ("-sc.method", "eagle", "-sc.model", "eagle", "-sc.num_speculative_tokens", "3", *ADAPTIVE, *FLOAT)
+
+
+def test_a_server_that_verifies_adaptively_gives_rows(tmp_path: Path) -> None:
+    for verify in ("target_only", "greedy"):
+        written = config(tmp_path, *DRAFTED, options=("--gpu", "h100", "--verify", verify))
+        assert (written.rows_given, written.file.verify) == (True, verify)
+    assert not config(tmp_path, *DRAFTED[:-4], *FLOAT, options=("--gpu", "h100")).rows_given
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "message"),
+    [
+        (("--enforce-eager",), (), "vLLM: Adaptive verification requires full CUDA graphs"),
+        (("-cc.cudagraph_mode", "PIECEWISE"), (), "vLLM: Adaptive verification requires full CUDA graphs"),
+        (("--enable-lora",), (), "vLLM: Adaptive verification is not currently compatible with LoRA"),
+        (("--attention-backend", "FLASHINFER"), (), "vLLM: FLASHINFER: device-cpu query lens mismatch not supported"),
+        (
+            ("-sc.num_speculative_tokens_per_batch_size", "[[1, 4, 3], [5, 64, 1]]"), (),
+            "adaptive verification beside num_speculative_tokens_per_batch_size is not served",
+        ),
+        ((), ("--head", "int8"), "--head int8 beside adaptive verification is not served"),
+        (("-sc.method", "dflash"), (), "adaptive verification with the method dflash is not served"),
+    ],
+)  # fmt: skip
+def test_what_is_not_served_where_a_server_verifies_adaptively(
+    words: tuple[str, ...], options: tuple[str, ...], message: str
+) -> None:
+    result = run("--gpu", "h100", *options, "--", "vllm", "serve", TARGET, *DRAFTED, *words)
+    assert result.exit_code == 1
+    assert message in result.stderr, result.stderr
