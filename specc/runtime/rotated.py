@@ -160,7 +160,7 @@ class RotatedStep(Step):
     def _read(self, entry: str, batch: Batch) -> dict[str, list[int] | Tensor]:
         """As of any step, and which rows each request has, where the engine says it."""
         columns = super()._read(entry, batch)
-        return columns | share(self._plan, entry, batch.verify_lens, len(columns[ROWS]), self._device)
+        return columns | share(self._plan, batch.verify_lens, len(columns[ROWS]), self._device)
 
     def _dispatch(self, node: Node, frame: Frame) -> None:
         """As of any step, and take what the engine hands over; tell it when a half ends."""

@@ -9,23 +9,22 @@ import torch
 from torch import Tensor
 
 from ..batch import integers
+from ..entry.columns import LENS
 from ..errors import BatchError
 from ..memory.tables import type_fault
 from ..plan.plan import Input, Plan
 
-LENS, STARTS = "verify_lens", "verify_starts"
-"""Inputs of a step: rows of every request, among those of all, which follow each other, and the first of each."""
+STARTS = "verify_starts"
+"""The input of a step that is the first row of every request, among those of all, which follow each other."""
 
 
 def share(
-    plan: Plan, entry: str, lens: Sequence[int] | Tensor | None, count: int, device: torch.device
+    plan: Plan, lens: Sequence[int] | Tensor | None, count: int, device: torch.device
 ) -> dict[str, list[int] | Tensor]:
-    """The columns of an entry that say which rows each of `count` requests has; nothing if it does not read any.
+    """The columns of a step that say which rows each of `count` requests has; nothing where none are given.
 
-    BatchError unless `lens` are given exactly where they are read, one for each request, from 1 up to all its nodes.
+    BatchError unless there is one number for each request, from 1 up to all its nodes.
     """
-    if (lens is not None) != (reads := LENS in plan.reads(entry)):
-        raise BatchError(f"{entry} {'needs the batch' if reads else 'does not read the batch'}'s {LENS}")
     if lens is None:
         return {}
     if isinstance(lens, Tensor):

@@ -12,7 +12,7 @@ from ..memory.tables import batch_column, batch_rows
 from ..memory.tables import room as room_of
 from ..plan.plan import PROMPT, Plan
 
-ROWS, LENGTHS = "req_pool_indices", "seq_lens"
+ROWS, LENGTHS, LENS = "req_pool_indices", "seq_lens", "verify_lens"
 NAMES = tuple(field.name for field in fields(Batch))
 """What a batch has, this package's or another's."""
 
@@ -33,7 +33,7 @@ class Columns:
         drafts = entry == "step" or plan.rotated
         self._beyond = plan.kv.window if drafts else plan.kv.first_draft_position
         self._longest, self._room = plan.kv.longest, room_of(plan, table.shape[1])
-        self._reads_prompt = PROMPT in plan.reads(entry)
+        self._reads = {name: name in plan.reads(entry) for name in (PROMPT, LENS)}
 
     def of(self, batch: Batch) -> dict[str, list[int] | Tensor]:
         """The batch by input name: checked lists of integers, or tensors i64[b] on the device.
@@ -53,7 +53,8 @@ class Columns:
             columns[LENGTHS] = check_lengths(batch.seq_lens, rows, room)
         elif self._entry == "prefill" or LENGTHS in self.inputs:
             raise BatchError(f"{self._entry} needs the batch's seq_lens")
-        if (batch.prompt_tokens is not None) != self._reads_prompt:
-            needed = "needs the batch's" if self._reads_prompt else "does not read"
-            raise BatchError(f"{self._entry} {needed} {PROMPT}")
+        for name, read in self._reads.items():
+            if (getattr(batch, name) is not None) != read:
+                needed = "needs the batch's" if read else "does not read"
+                raise BatchError(f"{self._entry} {needed} {name}")
         return columns
