@@ -1,8 +1,8 @@
 """Adaptive verification: vLLM says on the device how many drafts of each request are verified, and a program verifies.
 
-vLLM asks for full CUDA graphs, and prices steps by them. On a CPU a plugin stands in for both: steps run without
-graphs, and what they cost is made up, so that other numbers of drafts are worth it from step to step. The attention of
-a CPU reads where requests begin from the tensor that the device's numbers are in. All else is vLLM's own.
+vLLM asks for full CUDA graphs, and prices steps by them. A plugin makes up what steps cost, so that other numbers of
+drafts are worth it from step to step. On a CPU it lets them run without graphs as well. The attention of a CPU reads
+where requests begin from the tensor that the device's numbers are in. All else is vLLM's own.
 """
 
 from __future__ import annotations
@@ -22,10 +22,7 @@ from vllm_programs import build_program, plugin_wheel
 from vllm_server import Served, Variant, serve
 from vllm_workload import is_greedy, without_aborts, workloads
 
-pytestmark = [
-    pytest.mark.skipif(ON_GPU, reason="costs are made up for a CPU"),
-    pytest.mark.skipif(VERSION == "0.32.0", reason="it has no adaptive verification"),
-]
+pytestmark = pytest.mark.skipif(VERSION == "0.32.0", reason="it has no adaptive verification")
 VARIANTS = [
     Variant("eagle3", "eagle3", program=True, ahead=True, adaptive=True),
     Variant("draft_model", "standalone", program=True, adaptive=True),
@@ -35,7 +32,7 @@ DRAWING = [replace(VARIANTS[0], drafting=how) for how in ("coupled", "rejection"
 """Whose drafts are drawn, so that accepted lengths are not those of vLLM's noise."""
 SEEN = "SPECC_TEST_SEEN"
 CHOOSING = """
-import json, os
+import json, os, torch
 
 def register():
     from vllm.config import VllmConfig
@@ -43,9 +40,10 @@ def register():
     from vllm.v1.worker.gpu.spec_decode import adaptive_verification as adaptive
     from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator as Speculator
 
-    VllmConfig._validate_adaptive_verification = lambda self: None
-    model_runner.resolve_adaptive_cudagraph_mode = lambda mode, **_: mode
-    adaptive.get_varlen_cudagraph_unsupported_backend = lambda *_, **__: None
+    if not torch.cuda.is_available():
+        VllmConfig._validate_adaptive_verification = lambda self: None
+        model_runner.resolve_adaptive_cudagraph_mode = lambda mode, **_: mode
+        adaptive.get_varlen_cudagraph_unsupported_backend = lambda *_, **__: None
     adaptive._assign_draft_token_budget_compiled = adaptive._assign_draft_token_budget
     Manager, out = adaptive.AdaptiveVerificationManager, open(os.environ["SPECC_TEST_SEEN"], "w")
     make, choose, share, record = (
@@ -77,6 +75,7 @@ def register():
         record(self, confidences, batch)
 
     Speculator.load_model = loaded
+    Manager.set_initial_cost_curves = lambda self, samples: None
     Manager.__init__, Manager.get_num_tokens = made, chosen
     Manager.reallocate_drafts, Manager.record_confidences = shared, recorded
 """
@@ -136,6 +135,7 @@ def test_a_program_runs_steps_in_which_requests_have_different_numbers_of_rows(v
     assert sum(len({*share["rows"]}) > 1 for share in ran.shares) > 20, "requests that differ"
 
 
+@pytest.mark.skipif(ON_GPU, reason="a confidence that is rounded otherwise may share rows out otherwise")
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_the_program_accepts_and_is_as_sure_as_vllms_own_step(variant: Variant, run: Runs) -> None:
     """At every verification of every request, and by every draft's confidence, which vLLM's estimator has learnt."""
