@@ -9,6 +9,8 @@ import triton.language as tl
 PULL = tl.constexpr(2.0)
 KEPT = tl.constexpr(0.97)
 """What a ratio begins with on either side, and what is left of its counts after a step."""
+PARTS = tl.constexpr(1048576.0)
+"""Whole numbers of which are added up what drafts of a tree are expected to be."""
 
 
 @triton.jit
@@ -74,10 +76,8 @@ def budget_begin(rows):
 @triton.jit
 def budget_estimate(confidence, agreement, S: tl.constexpr):
     """Estimates f32[S]: products of probabilities f32[S] up to each place, corrected by what a request has accepted."""
-    c, which = tl.arange(0, triton.next_power_of_2(S)), tl.arange(0, 2)
-    accepted = tl.sum(tl.where(which == 0, agreement, 0.0), axis=0)
-    expected = tl.sum(tl.where(which == 1, agreement, 0.0), axis=0)
-    each = probability(probability(confidence) * tl.div_rn(accepted + PULL, expected + PULL))
+    c = tl.arange(0, triton.next_power_of_2(S))
+    each = probability(probability(confidence) * ratio(agreement))
     estimate, so_far = each, 1.0
     for place in tl.static_range(S):
         so_far *= tl.sum(tl.where(c == place, each, 0.0), axis=0)
@@ -97,6 +97,69 @@ def budget_learn(agreement, confidence, tokens, accept_lens, S: tl.constexpr, SI
         found = tl.sum(tl.where(c == place, probability(confidence), 0.0), axis=0)
         expected += tl.where(place < judged, found, 0.0)
     return (agreement + tl.where(tl.arange(0, 2) == 0, accepted, expected)) * KEPT
+
+
+@triton.jit
+def budget_estimate_paths(
+    scores_ptr, parent, agreement, estimate_ptr, b, E: tl.constexpr, N: tl.constexpr, A: tl.constexpr
+):
+    """Estimates f32[B, E] of paths, to memory, by their scores f32[B, E] in memory and parents i64[N].
+
+    What a request has accepted corrects every draft of a path. No estimate is above the one before it.
+    """
+    node = tl.arange(0, triton.next_power_of_2(N))
+    each = tl.where(node == 0, 1.0, probability(shares(scores_ptr, parent, b, E, N) * ratio(agreement)))
+    estimate = each
+    above = parent.to(tl.int32)
+    for _ in range(A - 2):
+        at = tl.maximum(above, 0)
+        estimate *= tl.where(above > 0, tl.gather(each, at, 0), 1.0)
+        above = tl.gather(parent.to(tl.int32), at, 0)
+    estimate = tl.associative_scan(estimate, 0, least)
+    tl.store(estimate_ptr + b * E + node - 1, estimate, mask=(node > 0) & (node < N))
+
+
+@triton.jit
+def least(one, other):
+    """The smaller of two numbers."""
+    return tl.minimum(one, other)
+
+
+@triton.jit
+def shares(scores_ptr, parent, b, E: tl.constexpr, N: tl.constexpr):
+    """How probable nodes are behind their parents i64[N], f32[N] by paths' scores f32[B, E]; 0 without a parent."""
+    node = tl.arange(0, triton.next_power_of_2(N))
+    score = probability(tl.load(scores_ptr + b * E + node - 1, mask=(node > 0) & (node < N), other=1.0))
+    whole = tl.maximum(score, tl.gather(score, tl.maximum(parent, 0).to(tl.int32), 0))
+    return tl.where(parent < 0, 0.0, tl.div_rn(score, tl.where(whole > 0.0, whole, 1.0)))
+
+
+@triton.jit
+def budget_learn_paths(
+    agreement, scores_ptr, parent, tokens, accept_index, accept_lens, b,
+    E: tl.constexpr, N: tl.constexpr, A: tl.constexpr,
+):  # fmt: skip
+    """What a request has accepted and its draft expected, f32[2], with a step more of a tree with scores f32[B, E].
+
+    Drafts that were judged are children of nodes i32[A] of the path. Whole numbers are added, so no order counts.
+    """
+    node, place = tl.arange(0, triton.next_power_of_2(N)), tl.arange(0, triton.next_power_of_2(A))
+    path = tl.where((place < A) & (accept_index >= 0), accept_index - b * N, -2)
+    on_path = tl.max((parent[:, None] == path[None, :]).to(tl.int32), axis=1) > 0
+    judged = on_path & (tokens >= 0) & (node < N)
+    found = (shares(scores_ptr, parent, b, E, N) * PARTS).to(tl.int32)
+    expected = tl.sum(tl.where(judged, found, 0), axis=0).to(tl.float32) / PARTS
+    accepted = tl.maximum(accept_lens - 1, 0).to(tl.float32)
+    return (agreement + tl.where(tl.arange(0, 2) == 0, accepted, expected)) * KEPT
+
+
+@triton.jit
+def ratio(agreement):
+    """How far to believe a draft, by the numbers f32[2] of what a request has accepted and its draft expected."""
+    which = tl.arange(0, 2)
+    accepted = tl.sum(tl.where(which == 0, agreement, 0.0), axis=0)
+    expected = tl.sum(tl.where(which == 1, agreement, 0.0), axis=0)
+    return tl.div_rn(accepted + PULL, expected + PULL)
 
 
 @triton.jit

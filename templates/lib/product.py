@@ -18,7 +18,24 @@ def candidate(flat, place, rank, KP: tl.constexpr):
 
 @triton.jit
 def tree_product(rows, bonus, p, index, STEPS: tl.constexpr, K: tl.constexpr, N: tl.constexpr):
-    """Tokens, parents and depths i64[N] of the root and the N - 1 best paths, best first; padding: 0, -1, 0.
+    """Tokens, parents and depths i64[N] of the root and the N - 1 best paths, best first; padding: 0, -1, 0."""
+    tokens, parent, depth, _ = product_nodes(rows, bonus, p, index, STEPS, K, N)
+    return tokens, parent, depth
+
+
+@triton.jit
+def tree_product_scored(b, rows, bonus, p, index, scores_ptr, STEPS: tl.constexpr, K: tl.constexpr, N: tl.constexpr):
+    """The same, and the paths' scores f32[B, N - 1] in memory; padding: 0."""
+    tokens, parent, depth, score = product_nodes(rows, bonus, p, index, STEPS, K, N)
+    node = tl.arange(0, triton.next_power_of_2(N))
+    inside = (node > 0) & (node < N)
+    tl.store(scores_ptr + b * (N - 1) + node - 1, tl.where(rows != 0, score, 0.0), mask=inside)
+    return tokens, parent, depth
+
+
+@triton.jit
+def product_nodes(rows, bonus, p, index, STEPS: tl.constexpr, K: tl.constexpr, N: tl.constexpr):
+    """What `tree_product` gives, and the scores f32[N] of the paths.
 
     A node offers its next sibling (key 2 * node) and its first child (key 2 * node + 1), in the order of `sort_key`.
     What a new node is, is found in its origin's lane: parent, depth and rank share a word.
@@ -59,4 +76,4 @@ def tree_product(rows, bonus, p, index, STEPS: tl.constexpr, K: tl.constexpr, N:
     tokens = tl.gather(tl.reshape(index, [p.shape[0] * KP]), tl.maximum(depth - 1, 0) * KP + rank, 0)
     tokens = tl.where(node == 0, bonus.to(tl.int64), tokens)
     parent = tl.where(live, parent, -1)
-    return tl.where(live, tokens, 0), parent.to(tl.int64), tl.where(live, depth, 0).to(tl.int64)
+    return tl.where(live, tokens, 0), parent.to(tl.int64), tl.where(live, depth, 0).to(tl.int64), score

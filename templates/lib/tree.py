@@ -100,6 +100,17 @@ def columns(key, NEED: tl.constexpr):
 
 
 @triton.jit
+def ranks(key, NEED: tl.constexpr):
+    """The same in descending order of keys, the lower lane first on ties. Lanes are a power of 2, at most 65536."""
+    LANES: tl.constexpr = key.shape[0]
+    lane = tl.arange(0, LANES).to(tl.int64)
+    best = LANES - 1 - (tl.sort((key.to(tl.int64) << 16) | (LANES - 1 - lane), descending=True) & (LANES - 1))
+    # In the order of their lanes again, each with its rank.
+    rank = (tl.sort((best << 16) | lane) & 65535).to(tl.int32)
+    return tl.where(rank < NEED, rank + 1, -1)
+
+
+@triton.jit
 def ancestors(parent, node, N: tl.constexpr, S: tl.constexpr, COLUMNS: tl.constexpr):
     """i1[nodes, COLUMNS]: the columns that each node of the block `node` sees, itself, its ancestors and column 0.
 
@@ -306,12 +317,52 @@ def tree_select(
     K: tl.constexpr,
     N: tl.constexpr,
 ):
-    """Choose the N - 1 best candidates and link them to a tree of N columns, which goes to memory.
+    """Choose the N - 1 best candidates and link them to a tree of N columns, which goes to memory: `link_tree`."""
+    link_tree(
+        b, rows, bonus, scores_ptrs, tokens_ptrs, kept_ptrs, scores_late, tokens_late,
+        tokens_ptr, parent_ptr, depth_ptr, orphan_ptr, None, STEPS, K, N,
+    )  # fmt: skip
+
+
+@triton.jit
+def tree_select_scored(
+    b,
+    rows,
+    bonus,
+    scores_ptrs,
+    tokens_ptrs,
+    kept_ptrs,
+    scores_late,
+    tokens_late,
+    tokens_ptr,
+    parent_ptr,
+    depth_ptr,
+    orphan_ptr,
+    scores_ptr,
+    STEPS: tl.constexpr,
+    K: tl.constexpr,
+    N: tl.constexpr,
+):
+    """The same best first, and the paths' scores f32[B, N - 1]."""
+    link_tree(
+        b, rows, bonus, scores_ptrs, tokens_ptrs, kept_ptrs, scores_late, tokens_late,
+        tokens_ptr, parent_ptr, depth_ptr, orphan_ptr, scores_ptr, STEPS, K, N,
+    )  # fmt: skip
+
+
+@triton.jit
+def link_tree(
+    b, rows, bonus, scores_ptrs, tokens_ptrs, kept_ptrs, scores_late, tokens_late,
+    tokens_ptr, parent_ptr, depth_ptr, orphan_ptr, best_ptr,
+    STEPS: tl.constexpr, K: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """Choose and link, by ascending id, or, if there is memory for scores at `best_ptr`, by descending score.
 
     Scores f32, tokens i64 and kept i64 of the steps are tuples of pointers; the last step's scores and tokens may be
     blocks [K, K] instead, None otherwise. Column j of tokens, parent, depth i64[B, N] and orphan i1[B, N] is the j-th
-    kept candidate by ascending id, column 0 the root. Every candidate has its parent before it is known which are
-    kept, so what is left then is one exchange of columns between lanes. Padding: 0, -1, 0, false.
+    kept candidate in that order, column 0 the root. Every candidate has its parent before it is known which are kept,
+    so what is left then is one exchange of columns between lanes. Padding: 0, -1, 0, false, and scores 0. Best first,
+    a parent whose column is behind its child's is none.
     """
     M: tl.constexpr = K + (STEPS - 1) * K * K
     LAST: tl.constexpr = K + (STEPS - 2) * K * K
@@ -344,10 +395,16 @@ def tree_select(
         score = tl.where(s < LAST, score, tl.gather(tl.reshape(scores_late, [KP * KP]), at, 0))
     if tokens_late is not None:
         token = tl.where(s < LAST, token, tl.gather(tl.reshape(tokens_late, [KP * KP]), at, 0))
-    column = columns(tl.where(s < M, order(score), 0), N - 1)
+    if best_ptr is None:
+        column = columns(tl.where(s < M, order(score), 0), N - 1)
+    else:
+        column = ranks(tl.where(s < M, order(score), 0), N - 1)
     parent = tl.where(origin < 0, 0, tl.gather(column, tl.minimum(tl.maximum(origin, 0), M - 1), 0))
     chosen = column > 0
     live = rows != 0
+    if best_ptr is not None:
+        parent = tl.where(parent > column, -1, parent)
+        tl.store(best_ptr + b * (N - 1) + column - 1, tl.where(live, score, 0.0), mask=chosen)
     at = b * N + tl.where(chosen, column, 0)
     tl.store(tokens_ptr + at, tl.where(live, token, 0), mask=chosen)
     tl.store(parent_ptr + at, tl.where(live, parent, -1).to(tl.int64), mask=chosen)

@@ -105,6 +105,12 @@ BUDGETS = [
     Case("DSPARK", "random", steps=3, budget=2),
     Case("DSPARK", "random", steps=4, page_size=16, overlap=False, budget=3),
     Case("DFLASH2", "random", steps=4, budget=3),
+    Case("STANDALONE", "trained", topk=4, nodes=16, budget=4),
+    Case("STANDALONE", "random", page_size=16, topk=2, nodes=8, mask="full", overlap=False, budget=3),
+    Case("EAGLE", "trained", page_size=16, topk=4, nodes=16, mask="slots", budget=5),
+    Case("EAGLE3", "trained", topk=3, nodes=10, mask="bitpacked", budget=3, reduced=True),
+    Case("FROZEN_KV_MTP", "trained", topk=2, nodes=8, budget=2, head="weights"),
+    Case("DFLASH", "random", topk=3, nodes=12, budget=4),
 ]
 """The target has fewer rows than drafts."""
 CHAINS, CASES = [*CASES, *REDUCED[: len(DRAFTS)], *HEADS[: len(DRAFTS)]], [*CASES, *REDUCED, *TREES, *HEADS, *BUDGETS]

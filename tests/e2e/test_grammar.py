@@ -36,6 +36,7 @@ CONFIGS = [
     Config("MULTI_LAYER_EAGLE", 1, 3, 4, 16, overlap=True, **HOW),
     Config("NGRAM", 2, 3, 7, 16, overlap=True, **HOW),
     Config("EAGLE3", 1, 3, 4, 16, budget=2, **HOW),
+    Config("EAGLE3", 3, 3, 12, 16, budget=4, **HOW),
 ]
 each_config = pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.algorithm.lower()}-{c.topk}")
 SCHEMA = json.dumps(

@@ -46,6 +46,8 @@ CONFIGS = {
     "greedy-budget": Config("EAGLE3", 1, 3, 4, 1, logprobs="raw", best=BEST, budget=2),
     "raw-budget": Config("EAGLE", 1, 3, 4, 16, logprobs="raw", best=BEST, budget=2, **DRAWS),
     "processed-budget": Config("DFLASH", 1, 3, 4, 1, overlap=True, logprobs="processed", best=BEST, budget=2, **DRAWS),
+    "greedy-tree-budget": Config("STANDALONE", 3, 3, 12, 4, overlap=True, logprobs="processed", best=BEST, budget=4),
+    "raw-tree-budget": Config("EAGLE", 2, 3, 7, 4, mask="slots", logprobs="raw", best=BEST, budget=3, **DRAWS),
 }
 for mode in ("rejection", "block"):
     CONFIGS[f"{mode}-budget"] = replace(CONFIGS["rejection"], budget=3, verify=mode, overlap=mode == "block")

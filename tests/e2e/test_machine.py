@@ -178,12 +178,18 @@ def run_machines(configs: Iterable[Config]) -> Counter[str]:
     return seen
 
 
-@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "DFLASH"])
-def test_so_it_is_where_the_target_has_fewer_rows(algorithm: str) -> None:
+FEWER = [(algorithm, False) for algorithm in ("STANDALONE", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "DFLASH")]
+FEWER += [("EAGLE", True), ("DFLASH", True)]
+
+
+@pytest.mark.parametrize(("algorithm", "is_tree"), FEWER)
+def test_so_it_is_where_the_target_has_fewer_rows(algorithm: str, is_tree: bool) -> None:
     pages = zip(PAGES, (False, True, True), strict=True)
-    drawn = [draw_config(algorithm, False, page, overlap) for page, overlap in pages]
+    drawn = [draw_config(algorithm, is_tree, page, overlap) for page, overlap in pages]
+    nodes = 6 if is_tree else 4
     configs = [
-        replace(config, steps=3, nodes=4, shallower=(), budget=2 + number % 2) for number, config in enumerate(drawn)
+        replace(config, steps=3, nodes=nodes, shallower=(), budget=2 + number % 2)
+        for number, config in enumerate(drawn)
     ]
     assert run_machines(configs)["decode step"] > 0
 

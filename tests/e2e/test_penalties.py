@@ -29,6 +29,7 @@ CONFIGS = [
     Config("MULTI_LAYER_EAGLE", 1, 3, 4, 16, overlap=True, verify="target_only", sampling=ASKED),
     Config("EAGLE", 2, 3, 7, 4, verify="target_only", sampling=(*ASKED, "top_k", "top_p")),
     Config("EAGLE3", 1, 3, 4, 16, verify="target_only", sampling=(*ASKED, "min_p"), budget=2),
+    Config("STANDALONE", 3, 3, 12, 4, verify="target_only", sampling=(*ASKED, "top_k"), budget=4),
 ]
 PROMPTS = [base_texts()[0][:12], base_texts()[1][:5], base_texts()[2][:33], base_texts()[0][:1]]
 SAMPLINGS = [
@@ -38,7 +39,7 @@ SAMPLINGS = [
     Sampling(0.0, frequency_penalty=-0.4, repetition_penalty=1.25),
 ]
 """Of each prompt; one has neither penalties nor biases, and two are greedy."""
-NAMES = ["chain", "tree", "look-up", "block", "modules", "filtered", "budget"]
+NAMES = ["chain", "tree", "look-up", "block", "modules", "filtered", "budget", "tree-budget"]
 
 
 @cache

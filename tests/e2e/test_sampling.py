@@ -78,9 +78,11 @@ def test_texts_are_the_target_s(config: Config, padded: bool) -> None:
 
 @pytest.mark.parametrize("config", [CONFIGS[i] for i in (0, 1, 3, 6)], ids=lambda c: f"{c.algorithm.lower()}")
 @pytest.mark.parametrize("padded", [False, True])
-def test_a_target_with_fewer_rows(config: Config, padded: bool) -> None:
+@pytest.mark.parametrize(("topk", "budget"), [(1, 2), (2, 3)], ids=["chain", "tree"])
+def test_a_target_with_fewer_rows(config: Config, padded: bool, topk: int, budget: int) -> None:
     """Whichever drafts are verified; with filters too, whose launches read packed rows as well."""
-    config = replace(config, topk=1, nodes=config.steps + 1, mask="qlen", budget=2)
+    nodes = config.steps + 1 if topk == 1 else 2 * config.steps
+    config = replace(config, topk=topk, nodes=nodes, mask="qlen", budget=budget)
     wanted = [alone(prompt, sampling) for prompt, sampling in zip(PROMPTS, SAMPLINGS, strict=True)]
     assert texts(config, padded=padded) == wanted
     filtered = texts(replace(config, sampling=ALL), FILTERED, padded=padded)

@@ -41,7 +41,7 @@ def small_module(**sizes: int) -> Module:
     """A module with the inputs of a step and with dimensions, those of `sizes` and the largest batch."""
     module = Module("small")
     axes = {"B": "request", "K": "branch", "S": "step", "D": "forward", "N": "node", "A": "path", "G": "budget"}
-    axes |= {"V": "vocab", "Vd": "draft_vocab"}
+    axes |= {"V": "vocab", "Vd": "draft_vocab", "E": "draft"}
     for name, size in {"B": MAX_B, **sizes}.items():
         module.dims[name] = Dim(name, axes[name], size, dynamic=name == "B")
     module.dims |= {"P": Dim("P", "pool", POOL), "C": Dim("C", "context", None)}

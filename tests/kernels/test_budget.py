@@ -51,25 +51,44 @@ def shares(estimate: Tensor, rows: Tensor, total: int) -> list[int]:
     return lens
 
 
-def taking(steps: int, each: int) -> Module:
+DRAFTED = pytest.mark.parametrize("drafted", ["chain", "tree"])
+"""Whose drafts are the steps of a chain, or the nodes of a tree but for its root."""
+
+
+def axes(drafted: str) -> tuple[str, str]:
+    """The axes of drafts, and of all that may have a row."""
+    return ("E", "N") if drafted == "tree" else ("S", "A")
+
+
+def module_of(drafted: str, drafts: int, **more: int) -> Module:
+    """A module of so many drafts; a tree's has other numbers of steps, and of places on a path."""
+    each = {"S": 10, "A": 11, "E": drafts, "N": drafts + 1} if drafted == "tree" else {"S": drafts, "A": drafts + 1}
+    return small_module(**each, **more)
+
+
+def taking(steps: int, each: int, drafted: str = "chain") -> Module:
     """A module that shares rows out, and packs two values by that."""
-    module = small_module(S=steps, A=steps + 1, G=each)
+    module, (drafts, nodes) = module_of(drafted, steps, G=each), axes(drafted)
     b = TypedBuilder(module)
     rows = module.inputs["req_pool_indices"]
     with b.phase("verify"):
-        lens, starts = b.many("budget.take", b.given("estimate", "f32", "S"), rows, names=("lens", "starts"))
-        packed = [b("budget.pack", b.given(name, "i64", "A"), lens, starts, names=(f"packed_{name}",)) for name in "xy"]
+        lens, starts = b.many("budget.take", b.given("estimate", "f32", drafts), rows, names=("lens", "starts"))
+        packed = [
+            b("budget.pack", b.given(name, "i64", nodes), lens, starts, names=(f"packed_{name}",), axis=nodes)
+            for name in "xy"
+        ]
     b.hand_out(lens, starts, *packed)
     return module
 
 
+@DRAFTED
 @pytest.mark.parametrize("kind", KINDS)
 @quicker
 @given(seed=SEEDS, steps=st.integers(2, 9))
-def test_the_best_drafts_have_rows(launcher: Launcher, kind: str, seed: int, steps: int) -> None:
+def test_the_best_drafts_have_rows(launcher: Launcher, kind: str, drafted: str, seed: int, steps: int) -> None:
     source = generator(seed)
     rows, each = random_batch(source), integer(source, 1, steps)
-    estimate, module = random_estimates(source, len(rows), steps, kind), taking(steps, each)
+    estimate, module = random_estimates(source, len(rows), steps, kind), taking(steps, each, drafted)
     ((stem, cluster),) = form(module)
     assert stem == "budget_take"
     given = {"req_pool_indices": rows, "estimate": estimate}
@@ -90,21 +109,22 @@ def expectation(estimate: Tensor, rows: Tensor, drafts: int, each: int) -> list[
     return [float(n > 0) + sum(probability(p) for p in request[: max(0, n - 1)]) for request, n in own]
 
 
+@DRAFTED
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shared", [True, False])
 @quicker
 @given(seed=SEEDS, steps=st.integers(2, 6))
 def test_other_budgets_are_expected_beside_the_own(
-    launcher: Launcher, shared: bool, kind: str, seed: int, steps: int
+    launcher: Launcher, shared: bool, kind: str, drafted: str, seed: int, steps: int
 ) -> None:
     """Also where rows are not shared out at all; of fewer drafts, and of none."""
     source = generator(seed)
     rows, each = random_batch(source), integer(source, 1, steps)
     pairs = sorted({(drafts, integer(source, 1, drafts + 1)) for drafts in (0, integer(source, 1, steps), steps)})
-    module = taking(steps, each) if shared else small_module(S=steps, A=steps + 1)
+    module = taking(steps, each, drafted) if shared else module_of(drafted, steps)
     b = TypedBuilder(module)
     with b.phase("verify"):
-        estimate = module.find("budget.take")[0]["estimate"] if shared else b.given("estimate", "f32", "S")
+        estimate = module.find("budget.take")[0]["estimate"] if shared else b.given("estimate", "f32", axes(drafted)[0])
         attrs = {"columns": len(pairs), "shapes": ", ".join(f"{drafts}:{own}" for drafts, own in pairs)}
         b.hand_out(b("budget.expect", estimate, module.inputs["req_pool_indices"], names=("expected",), **attrs))
     ((stem, cluster),) = form(module)
@@ -125,26 +145,29 @@ def random_share(source: torch.Generator, rows: Tensor, steps: int, each: int) -
     return lens, (lens.cumsum(0) - lens).int()
 
 
+@DRAFTED
 @pytest.mark.parametrize("reader", ["argmax", "draw", "cut"])
 @quicker
 @given(seed=SEEDS, steps=st.integers(1, 6), splits=st.sampled_from([0, 1, 2]))
-def test_launches_read_packed_rows(launcher: Launcher, reader: str, seed: int, steps: int, splits: int) -> None:
+def test_launches_read_packed_rows(
+    launcher: Launcher, reader: str, drafted: str, seed: int, steps: int, splits: int
+) -> None:
     """Rows that no request has are infinite: a launch that reads one gives other tokens, and calls them bad."""
     source = generator(seed)
     rows, each, vocab = random_batch(source), integer(source, 1, steps + 1), integer(source, 2, 600)
-    module = small_module(S=steps, A=steps + 1, G=each, V=vocab)
+    module, (_, nodes) = module_of(drafted, steps, G=each, V=vocab), axes(drafted)
     b, dtype = TypedBuilder(module), choice(source, FLOATS)
     with b.phase("verify"):
         share = b.given("lens", "i32"), b.given("starts", "i32")
-        logits = b("budget.logits", b.given("logits", dtype, "G", "V"), *share, names=("mine",))
+        logits = b("budget.logits", b.given("logits", dtype, "G", "V"), *share, names=("mine",), axis=nodes)
         operands, names = (logits, module.inputs["req_pool_indices"]), ("index", "bad")
         if reader == "argmax":
             b.hand_out(*b.many("vocab.argmax", *operands, names=names, dtype="i32", keep=""))
         elif reader == "draw":
-            noise = b.given("keys", "i64", "A"), b.given("scales", "f32", "A")
+            noise = b.given("keys", "i64", nodes), b.given("scales", "f32", nodes)
             b.hand_out(*b.many("sample.draw", *operands, *noise, names=names, dtype="i32", keep=""))
         else:
-            b.hand_out(b("sample.top_k", logits, b.given("scales", "f32", "A"), b.given("k", "i32"), names=("cuts",)))
+            b.hand_out(b("sample.top_k", logits, b.given("scales", "f32", nodes), b.given("k", "i32"), names=("cuts",)))
     ((stem, cluster),) = form(module)
     assert stem == reader and cluster[0].opcode == "budget.logits" and len(cluster) == 2
     lens, starts = random_share(source, rows, steps, each)
@@ -203,16 +226,20 @@ def test_scores_of_packed_rows(launcher: Launcher, along: bool, seed: int, steps
         torch.testing.assert_close(made[request, place], want, rtol=1e-5, atol=1e-5)
 
 
+@DRAFTED
 @quicker
 @given(seed=SEEDS, steps=st.integers(1, 6), width=st.integers(1, 700))
-def test_hidden_rows_are_brought_to_their_requests(launcher: Launcher, seed: int, steps: int, width: int) -> None:
+def test_hidden_rows_are_brought_to_their_requests(
+    launcher: Launcher, drafted: str, seed: int, steps: int, width: int
+) -> None:
     source = generator(seed)
     rows, each = random_batch(source), integer(source, 1, steps + 1)
-    module = small_module(S=steps, A=steps + 1, G=each)
+    module = module_of(drafted, steps, G=each)
     b, dtype = TypedBuilder(module), choice(source, FLOATS)
     with b.phase("verify"):
         share = b.given("lens", "i32"), b.given("starts", "i32")
-        b.hand_out(b("budget.unpack", b.given("packed", dtype, "G", width), *share, names=("x",)))
+        packed = b.given("packed", dtype, "G", width)
+        b.hand_out(b("budget.unpack", packed, *share, names=("x",), axis=axes(drafted)[1]))
     ((stem, cluster),) = form(module)
     assert stem == "budget_rows"
     lens, starts = random_share(source, rows, steps, each)
@@ -223,6 +250,34 @@ def test_hidden_rows_are_brought_to_their_requests(launcher: Launcher, seed: int
     for request, own, start in zip(made, lens.tolist(), starts.tolist(), strict=True):
         assert torch.equal(request[:own], flat[start : start + own])
         assert not request[own:].any()
+
+
+@quicker
+@given(seed=SEEDS, drafts=st.integers(1, 40), places=st.integers(1, 6), width=st.integers(1, 700))
+def test_hidden_rows_along_a_path(launcher: Launcher, seed: int, drafts: int, places: int, width: int) -> None:
+    """Of any nodes that have a row, and of nobody where the path has ended."""
+    source = generator(seed)
+    rows, each = random_batch(source), integer(source, 1, drafts + 1)
+    module = small_module(E=drafts, N=drafts + 1, A=places, G=each)
+    b, dtype = TypedBuilder(module), choice(source, FLOATS)
+    with b.phase("commit"):
+        operands = b.given("packed", dtype, "G", width), b.given("lens", "i32"), b.given("starts", "i32")
+        b.hand_out(b("budget.unpack", *operands, b.given("path", "i32", "A"), names=("x",)))
+    ((stem, cluster),) = form(module)
+    assert stem == "budget_rows"
+    lens, starts = random_share(source, rows, drafts, each)
+    packed = torch.randn(len(rows), each, width, generator=source).to(DTYPES[dtype])
+    column = torch.randint(0, 1 << 20, (len(rows), places), generator=source) % lens.clamp(min=1)[:, None]
+    ends = torch.randint(0, places + 1, rows.shape, generator=source)
+    there = (torch.arange(places) < ends[:, None]) & (lens > 0)[:, None]
+    path = torch.where(there, torch.arange(len(rows))[:, None] * (drafts + 1) + column, -1).int()
+    given = {"req_pool_indices": rows, "lens": lens, "starts": starts, "packed": packed, "path": path}
+    made = check_cluster(launcher, module, stem, cluster, source, given)["x"]
+    flat = packed.flatten(0, 1)
+    for request, place in torch.nonzero(torch.ones_like(there)).tolist():
+        row = int(starts[request] + column[request, place])
+        want = flat[row] if there[request, place] else torch.zeros_like(flat[0])
+        assert torch.equal(made[request, place], want)
 
 
 @pytest.mark.parametrize("drafted", ["chain", "block"])
@@ -291,3 +346,91 @@ def test_requests_learn_of_drafts_that_were_judged(launcher: Launcher, seed: int
         judged = ps[: max(0, min(own - 1, accepted))]
         want = [before[0] + max(0, accepted - 1), before[1] + sum(map(probability, judged))]
         torch.testing.assert_close(request, torch.tensor(want) * 0.97, rtol=1e-5, atol=1e-6)
+
+
+def random_links(source: torch.Generator, batch: int, drafts: int) -> Tensor:
+    """Parents i64[batch, drafts + 1] of trees whose nodes stand behind their parents; some have none."""
+    before = torch.arange(drafts + 1).clamp(min=1)
+    parent = torch.randint(0, 1 << 20, (batch, drafts + 1), generator=source) % before
+    parent[torch.rand(parent.shape, generator=source) < 0.1] = -1
+    parent[:, 0] = -1
+    return parent
+
+
+def shares_of(scores: list[float], parent: list[int]) -> list[float]:
+    """How probable every node is behind its parent; 1 of the root."""
+    known = [1.0, *map(probability, scores)]
+    return [1.0] + [
+        0.0 if above < 0 or not own else own / max(own, known[above])
+        for own, above in zip(known[1:], parent[1:], strict=True)
+    ]
+
+
+@quicker
+@given(seed=SEEDS, drafts=st.integers(1, 40), places=st.integers(2, 7))
+def test_paths_are_as_probable_as_all_of_their_drafts(launcher: Launcher, seed: int, drafts: int, places: int) -> None:
+    """Each corrected by what the request has accepted; and no node is more probable than those that stand before it."""
+    source = generator(seed)
+    rows, module = random_batch(source), small_module(A=places, E=drafts, N=drafts + 1)
+    b = TypedBuilder(module)
+    with b.phase("tree"):
+        operands = b.given("scores", "f32", "E"), b.given("parent", "i64", "N"), b.given("agreement", "f32", 2)
+        b.hand_out(b("budget.estimate_paths", *operands, names=("estimate",)))
+    scores = random_estimates(source, len(rows), drafts, choice(source, KINDS))
+    given = {"req_pool_indices": rows, "scores": scores, "parent": random_links(source, len(rows), drafts)}
+    given["agreement"] = torch.rand(len(rows), 2, generator=source) * 9
+    ((stem, cluster),) = form(module)
+    estimate = check_cluster(launcher, module, stem, cluster, source, given)["estimate"]
+    for own, found, parent, (right, hoped) in zip(
+        estimate, scores.tolist(), given["parent"].tolist(), given["agreement"].tolist(), strict=True
+    ):
+        each = [min(1.0, p * (right + 2) / (hoped + 2)) for p in shares_of(found, parent)]
+        want = list[float]()
+        for column in range(1, drafts + 1):
+            path, at = 1.0, column
+            for _ in range(places - 1):
+                path, at = (path * each[at], parent[at]) if at > 0 else (path, at)
+            want.append(min(path, want[-1]) if want else path)
+        torch.testing.assert_close(own, torch.tensor(want), rtol=1e-5, atol=1e-30)
+        assert (own[1:] <= own[:-1]).all()
+
+
+@quicker
+@given(seed=SEEDS, drafts=st.integers(1, 40), places=st.integers(1, 7))
+def test_requests_learn_of_nodes_behind_accepted_ones(launcher: Launcher, seed: int, drafts: int, places: int) -> None:
+    """Of those that had a row, of which one at most was right for each parent."""
+    source = generator(seed)
+    rows, module = random_batch(source), small_module(A=places, E=drafts, N=drafts + 1)
+    b = TypedBuilder(module)
+    with b.phase("verify"):
+        operands = b.given("agreement", "f32", 2), b.given("scores", "f32", "E"), b.given("parent", "i64", "N")
+        path = b.given("accept_index", "i32", "A"), b.given("accept_lens", "i32")
+        b.hand_out(b("budget.learn_paths", *operands, b.given("tokens", "i64", "N"), *path, names=("after",)))
+    scores, count = random_estimates(source, len(rows), drafts, choice(source, KINDS)), len(rows)
+    lens = torch.where(rows == 0, 0, torch.randint(1, drafts + 2, rows.shape, generator=source))
+    accept_lens = torch.minimum(torch.randint(1, places + 1, rows.shape, generator=source), lens).int()
+    tokens = torch.randint(0, 99, (count, drafts + 1), generator=source)
+    tokens = torch.where(torch.arange(drafts + 1) < lens[:, None], tokens, -1)
+    column = torch.stack([torch.randperm(drafts + places, generator=source)[:places] % (drafts + 1) for _ in rows])
+    column[:, 0] = 0
+    index = torch.arange(count)[:, None] * (drafts + 1) + column
+    index = torch.where(torch.arange(places) < accept_lens[:, None], index, -1).int()
+    given = {"req_pool_indices": rows, "scores": scores, "parent": random_links(source, count, drafts)}
+    given |= {"tokens": tokens, "accept_index": index, "accept_lens": accept_lens}
+    given["agreement"] = torch.rand(count, 2, generator=source) * 9
+    ((stem, cluster),) = form(module)
+    after = check_cluster(launcher, module, stem, cluster, source, given)["after"]
+    for request, own, accepted, found, parent, path, before in zip(
+        after,
+        lens.tolist(),
+        accept_lens.tolist(),
+        scores.tolist(),
+        given["parent"].tolist(),
+        column.tolist(),
+        given["agreement"].tolist(),
+        strict=True,
+    ):
+        each, on_path = shares_of(found, parent), set(path[:accepted])
+        hoped = sum(each[node] for node in range(1, own) if parent[node] in on_path)
+        want = [before[0] + max(0, accepted - 1), before[1] + hoped]
+        torch.testing.assert_close(request, torch.tensor(want) * 0.97, rtol=1e-5, atol=1e-4)

@@ -81,7 +81,8 @@ def hand_out_mask(b: TypedBuilder, shape: dict[str, Any], parent: Value) -> None
 def selection(shape: dict[str, Any], last: tuple[Value, Value] | None = None, b: TypedBuilder | None = None) -> Module:
     """The tree of the steps' candidates; those of a last step may be made in the same module."""
     steps, nodes = shape["steps"], nodes_of(shape)
-    module = b.module if b else small_module(K=shape["k"], N=nodes, A=steps + 1, B=max(MAX_B, shape["batch"]))
+    sizes = {"K": shape["k"], "N": nodes, "E": nodes - 1, "A": steps + 1, "B": max(MAX_B, shape["batch"])}
+    module = b.module if b else small_module(**sizes)
     b = b or TypedBuilder(module)
     stored = steps if last is None else steps - 1
     scores = [b.given(f"scores{i}", "f32", *("K" for _ in range(1 + (i > 0)))) for i in range(stored)]
@@ -92,18 +93,18 @@ def selection(shape: dict[str, Any], last: tuple[Value, Value] | None = None, b:
     rows, lens = module.inputs["req_pool_indices"], module.inputs["seq_lens"]
     with b.phase("tree"):
         parts = (*scores, *tokens, *kept)
-        chosen, parent, depth, orphan = b.many(
-            "tree.select",
+        chosen, parent, depth, orphan, *scores = b.many(
+            "tree.select_scored" if shape.get("scored") else "tree.select",
             rows,
             b.given("bonus", "i32"),
             *parts,
             steps=steps,
-            names=("tokens", "parent", "depth", "orphan"),
+            names=("tokens", "parent", "depth", "orphan", *["scores"] * bool(shape.get("scored"))),
         )
         before = module.outputs.get("health", None) or b.given("earlier", "i32")
         health = b("health.raise", before, orphan, names=("health_of_tree",), bit=ORPHAN)
         module.outputs["health"] = health
-        b.hand_out(chosen, parent, b("tree.positions", lens, depth))
+        b.hand_out(chosen, parent, b("tree.positions", lens, depth), *scores)
         hand_out_mask(b, shape, parent)
     return module
 
@@ -187,11 +188,12 @@ def check(launcher: Launcher, shape: dict[str, Any], drawn: Drawn, source: torch
     return check_module(launcher, selection(shape), source, drawn, Scan(programs=shape.get("programs", 0)))
 
 
+@pytest.mark.parametrize("scored", [False, True], ids=["by-id", "best-first"])
 @pytest.mark.parametrize("mode", MODES)
 @settings(quick, max_examples=16)
 @given(shape=trees)
-def test_selections(launcher: Launcher, mode: str, shape: dict[str, Any]) -> None:
-    shape = shape | {"mode": mode, "programs": 1 + shape["seed"] % 3 if mode == "full" else 0}
+def test_selections(launcher: Launcher, mode: str, scored: bool, shape: dict[str, Any]) -> None:
+    shape = shape | {"scored": scored, "mode": mode, "programs": 1 + shape["seed"] % 3 if mode == "full" else 0}
     source, drawn = random_case(shape)
     check(launcher, shape, drawn, source)
 
@@ -199,7 +201,7 @@ def test_selections(launcher: Launcher, mode: str, shape: dict[str, Any]) -> Non
 def last_step(shape: dict[str, Any], dtype: str, vocab: int) -> Module:
     """A selection in the launch of the last forward's top-k."""
     nodes, steps = nodes_of(shape), shape["steps"]
-    module = small_module(K=shape["k"], N=nodes, A=steps + 1, V=vocab)
+    module = small_module(K=shape["k"], N=nodes, E=nodes - 1, A=steps + 1, V=vocab)
     rows, b = module.inputs["req_pool_indices"], TypedBuilder(module)
     with b.phase("draft"):
         p, index, bad = b.many("vocab.topk", b.given("logits", dtype, "K", "V"), rows)
@@ -224,6 +226,7 @@ def test_with_the_last_draft_step(
 ) -> None:
     """The tree is that of the reference's grow and select, on the kernel's own probabilities; in one launch."""
     shape = shape | {"steps": max(2, shape["steps"]), "batch": min(2, shape["batch"]), "mode": mode}
+    shape["scored"] = shape["seed"] % 2
     source, drawn = random_case(shape)
     k, last = shape["k"], shape["steps"] - 1
     del drawn[f"scores{last}"], drawn[f"tokens{last}"]
@@ -239,7 +242,8 @@ def of_places(shape: dict[str, Any], logits: tuple[str, int] | None = None) -> M
     """A tree of the products of places; of logits of a dtype and a vocabulary, or of what is given for them."""
     steps, nodes = shape["steps"], nodes_of(shape)
     dtype, vocab = logits or ("f32", 64)
-    module = small_module(K=shape["k"], S=steps, N=nodes, A=steps + 1, V=vocab, B=max(MAX_B, shape["batch"]))
+    sizes = {"K": shape["k"], "S": steps, "N": nodes, "E": nodes - 1, "A": steps + 1, "V": vocab}
+    module = small_module(**sizes, B=max(MAX_B, shape["batch"]))
     rows, lens, b = module.inputs["req_pool_indices"], module.inputs["seq_lens"], TypedBuilder(module)
     with b.phase("tree"):
         if logits is None:
@@ -247,11 +251,15 @@ def of_places(shape: dict[str, Any], logits: tuple[str, int] | None = None) -> M
         else:
             p, index, bad = b.many("vocab.topk", b.given("logits", dtype, "S", "V"), rows)
             module.outputs["health"] = b("health.raise", b.given("earlier", "i32"), bad, names=("health",), bit=BAD)
-        names = ("tokens", "parent", "depth")
-        tokens, parent, depth = b.many(
-            "tree.product", rows, b.given("bonus", "i32"), p, index, steps=steps, names=names
+        scored = bool(shape.get("scored"))
+        names = ("tokens", "parent", "depth", *["scores"] * scored)
+        tokens, parent, depth, *scores = b.many(
+            "tree.product_scored" if scored else "tree.product",
+            *(rows, b.given("bonus", "i32"), p, index),
+            steps=steps,
+            names=names,
         )
-        b.hand_out(tokens, parent, b("tree.positions", lens, depth))
+        b.hand_out(tokens, parent, b("tree.positions", lens, depth), *scores)
         hand_out_mask(b, shape, parent)
     return module
 
@@ -282,7 +290,7 @@ def places(shape: dict[str, Any]) -> tuple[torch.Generator, Drawn]:
 @given(shape=trees)
 def test_products(launcher: Launcher, mode: str, shape: dict[str, Any]) -> None:
     """Whatever the candidates' shares are: NaN, negative, infinite, equal and in no order among them."""
-    shape = shape | {"mode": mode, "k": min(shape["k"], 5), "share": shape["share"] / 2}
+    shape = shape | {"mode": mode, "k": min(shape["k"], 5), "share": shape["share"] / 2, "scored": shape["seed"] % 2}
     source, drawn = places(shape)
     shape |= {"longest": int(drawn["seq_lens"].max())}
     check_module(launcher, of_places(shape), source, drawn, Scan(programs=1))

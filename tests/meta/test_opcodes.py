@@ -34,7 +34,7 @@ DEVICE_CODE = {
     "kv.branch_slots": "kv",
     "chain.drafts": "drafts",
     "sample.scale": "scores",
-    "tree.product": "product",
+    **dict.fromkeys(("tree.product", "tree.product_scored"), "product"),
     "verify.path": "walk",
     "vocab.row": "chosen",
     "vocab.translate": "translate",

@@ -80,7 +80,7 @@ def apart(*, second: bool, window: int = WINDOW, packed: bool = False) -> float:
     attention, counts = Triton(Roles([], None, backend, None), tables), PACKED if packed else [NODES] * len(LENGTHS)
     starts = [sum(counts[:place]) for place in range(len(counts))]
     if packed:
-        attention.packed(batch, NODES, torch.tensor(counts).int(), torch.tensor(starts).int())
+        attention.packed(batch, NODES, torch.tensor(counts).int(), torch.tensor(starts).int(), None, None)
     else:
         attention.target(batch, NODES, None, None)
     metadata: Any = backend.forward_metadata

@@ -15,6 +15,8 @@ from sglang_files import ALONE, BACKEND, DEVICE, DTYPE, GPUS, HERE, ON_GPU, PREC
 from sglang_models import TOKEN_MAP
 from sglang_workload import is_greedy
 
+from specc.compiler.config.rules.shapes import shape_called
+
 PREFILL_CHUNK = 64
 SERVER = {"max_running_requests": 8, "chunked_prefill_size": PREFILL_CHUNK}
 BUILT = "top_k,top_p,min_p,penalties,logit_bias,grammar"
@@ -120,8 +122,10 @@ class Variant:
         if "," not in self.budget:
             return set(filter(None, self.shapes.split(",")))
         numbers = [rows for rows in self.budget.split(",") if rows != "all"]
-        chains = self.shapes.split(",") if self.shapes else [str(self.num_steps)]
-        return {*chains, *(f"{steps}b{rows}" for steps in chains for rows in numbers if int(rows) <= int(steps))}
+        own = f"{self.num_steps}x{self.topk}x{self.num_draft_tokens}" if self.topk > 1 else str(self.num_steps)
+        drafted = [next(filter(None, [shape_called(name)])) for name in (self.shapes or own).split(",")]
+        limited = {f"{shape}b{rows}" for shape in drafted for rows in numbers if int(rows) < shape.num_nodes}
+        return {*map(str, drafted), *limited}
 
     @property
     def options(self) -> tuple[str, ...]:

@@ -40,7 +40,14 @@ SEVERAL += [
     replace(SEVERAL[1], samples=True, verify="rejection"),
 ]
 DRAWN += [replace(TOLD[0], samples=True, verify="rejection"), replace(TOLD[1], overlap=False, verify="block")]
-PROGRAMS += SEVERAL + DRAWN + TOLD
+TREES = [
+    Variant("EAGLE", "eagle", topk=4, num_draft_tokens=12, overlap=True, program=True, attention="fa3", budget="4"),
+    Variant("EAGLE3", "eagle3", topk=4, num_draft_tokens=12, program=True, samples=True, attention="fa3", budget="3"),
+    replace(PROGRAMS[4], samples=True, topk=4, num_draft_tokens=8, shapes="3x4x8", budget="3"),
+]
+"""Trees, of which every request has its first nodes."""
+SEVERAL.append(replace(PROGRAMS[3], topk=4, num_draft_tokens=12, samples=True, page=16, budget="3,6,all"))
+PROGRAMS += SEVERAL + DRAWN + TOLD + TREES
 programs = pytest.mark.parametrize("variant", PROGRAMS, ids=str)
 
 

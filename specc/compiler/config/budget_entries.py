@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticKnownError
 
-LEAST, MOST = 2, 16
+LEAST, MOST = 2, 64
 """Fewest and most rows of a request, on average."""
 ALL = "all"
 """What stands for a row for every draft."""

@@ -139,10 +139,9 @@ class ConfigFile(Block):
     between which requests may change at any step."""
     budget: Budgets | None = None
     """Rows that the target reads of a request, its root included, on average over the batch: those of the drafts that
-    are most probably accepted, so that requests have different numbers. A chain's with verify: greedy or target_only.
-    A list, ascending, compiles a program for each, between which requests may change at any step; in a list all, the
-    last, stands for a step that reads every draft. Given: an engine that runs the target says how many rows each
-    request has. Default: all num_steps + 1."""
+    are most probably accepted, so that requests have different numbers. A list, ascending, compiles a program for each,
+    between which requests may change at any step; in a list all, the last, stands for a step that reads every draft.
+    Given: an engine that runs the target says how many rows each request has. Default: a row for every node."""
     page_size: Annotated[int, Field(strict=True, ge=1, le=PAGES[-1])] = 1
     """Tokens per page of the KV pool."""
     max_requests: Annotated[Count, Field(le=1 << 20)] | None = None

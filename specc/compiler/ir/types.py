@@ -51,7 +51,7 @@ FLOATS = frozenset({"f16", "bf16", "f32"})
 
 AXES: frozenset[str] = frozenset(
     {"request", "branch", "candidate", "step", "node", "path", "forward", "vocab", "draft_vocab", "reduced_vocab"}
-    | {"vocab_shard", "rank", "part", "budget"}
+    | {"vocab_shard", "rank", "part", "budget", "draft"}
     | {"pool", "context", "token", "corpus"}
 )
 """The kinds of axes: what a dimension counts."""
@@ -66,7 +66,7 @@ UNBOUNDED: frozenset[str] = frozenset({"context", "token", "corpus"})
 """Those whose size the engine decides, if no configuration does."""
 
 LARGEST: dict[str, int] = {"branch": 16, "candidate": 16} | dict.fromkeys(
-    ("step", "node", "path", "forward", "budget"), 512
+    ("step", "node", "draft", "path", "forward", "budget"), 512
 )
 """The most entries of axes that kernels hold in registers, as in a configuration."""
 

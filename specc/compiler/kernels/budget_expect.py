@@ -30,9 +30,9 @@ class BudgetExpect(Family):
         return Spec(
             self.stem,
             {"expects": tuple(pairs)},
-            (*sizes(module), *sizes_of(pairs)),
+            (*sizes(module, op), *sizes_of(pairs)),
             tuple(arguments.parameters),
-            num_warps=warps(module),
+            num_warps=warps(module, op),
             tiles="the drafts of all requests, in every program",
         )
 

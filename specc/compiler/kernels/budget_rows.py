@@ -1,4 +1,4 @@
-"""budget_rows: packed hidden rows, brought to the request that they are of."""
+"""budget_rows: packed hidden rows, brought to the request that they are of: its first ones, or those along a path."""
 
 from __future__ import annotations
 
@@ -24,13 +24,16 @@ class BudgetRows(Family):
         """See `Family.spec`."""
         (op,) = cluster
         arguments = KernelArguments()
-        for operand in ("packed", "lens", "starts"):
+        along = "path" in op.named
+        for operand in ("packed", "starts", "path") if along else ("packed", "lens", "starts"):
             arguments.value(f"{operand}_ptr", op[operand])
         arguments.value("x_ptr", op.result)
         row, unit, block = _tile(module, op)
-        constants = (("A", module.size("A")), ("ROW", row), ("UNIT", unit), ("BLOCK", block))
-        tiles = f"{power_of_two(module.size('A'))} rows of {block} units, {copying.TILE} units at most"
-        return Spec(self.stem, {}, constants, tuple(arguments.parameters), tiles=tiles)
+        columns = _columns(module, op)
+        constants = (("A", columns), ("ROW", row), ("UNIT", unit), ("BLOCK", block))
+        tiles = f"{power_of_two(columns)} rows of {block} units, {copying.TILE} units at most"
+        constants = (*constants, ("N", module.size("N"))) if along else constants
+        return Spec(self.stem, {"along": along}, constants, tuple(arguments.parameters), tiles=tiles)
 
     def grid(self, module: Module, cluster: Cluster, batch: int) -> tuple[int, int, int]:
         """A program per request and chunk of columns."""
@@ -42,10 +45,15 @@ class BudgetRows(Family):
         return Knobs(warps=WARPS)
 
 
+def _columns(module: Module, op: Op) -> int:
+    """Rows of a request."""
+    return tensor_type(op.result).sizes(module.dims)[1]
+
+
 def _tile(module: Module, op: Op) -> tuple[int, int, int]:
     """Bytes of a row, of the units it is copied in, and units of a row in one tile."""
     row, unit = copying.row(module, tensor_type(op["packed"]), axes=2)
-    most = copying.TILE // power_of_two(module.size("A"))
+    most = max(1, copying.TILE // power_of_two(_columns(module, op)))
     return row, unit, max(1, min(most, power_of_two(row // unit)))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from specc.compiler.ir.core import Module, Op
+from specc.compiler.ir.core import Module, Op, tensor_type
 from specc.compiler.ir.ops.budget import EXPECT, PACK, TAKE
 from specc.compiler.kernels.writing.family import Cluster, Family, KernelArguments, Spec, in_order, only, power_of_two
 from specc.compiler.kernels.writing.knobs import WARPS, Knobs
@@ -44,14 +44,15 @@ class BudgetTake(Family):
         for op in expects:
             arguments.value("expected_ptr", op.result)
         pairs = columns(expects[0]) if expects else {}
-        constants = (("G", module.size("G")), *sizes(module), ("A", module.size("A")), *sizes_of(pairs))
+        most = 1 + _of_request(module, take)
+        constants = (("G", module.size("G")), *sizes(module, take), ("A", most), *sizes_of(pairs))
         return Spec(
             self.stem,
             {"values": len(packs), "expects": tuple(pairs)},
             constants,
             tuple(arguments.parameters),
-            num_warps=warps(module),
-            tiles=f"{_drafts(module)} drafts of all requests, in every program",
+            num_warps=warps(module, take),
+            tiles=f"{_drafts(module, take)} drafts of all requests, in every program",
         )
 
     def grid(self, module: Module, cluster: Cluster, batch: int) -> tuple[int, int, int]:
@@ -76,22 +77,28 @@ def sizes_of(pairs: Mapping[str, tuple[int, int]]) -> Iterator[tuple[str, int]]:
         yield f"DRAFTS_{name}", drafts
 
 
-def sizes(module: Module) -> tuple[tuple[str, int], ...]:
+def sizes(module: Module, op: Op) -> tuple[tuple[str, int], ...]:
     """The constants of sharing rows out: drafts of a request, lanes for requests, and bits of a count of all drafts."""
-    return ("S", module.size("S")), ("REQUESTS", _requests(module)), ("BITS", 1 + _drafts(module).bit_length())
+    bits = 1 + _drafts(module, op).bit_length()
+    return ("S", _of_request(module, op)), ("REQUESTS", _requests(module)), ("BITS", bits)
 
 
-def warps(module: Module) -> int:
+def warps(module: Module, op: Op) -> int:
     """Warps of a program that holds the drafts of all requests."""
-    return min(_MOST_WARPS, max(1, _drafts(module) // _PER_WARP))
+    return min(_MOST_WARPS, max(1, _drafts(module, op) // _PER_WARP))
+
+
+def _of_request(module: Module, op: Op) -> int:
+    """Drafts of a request that an op reads the estimates of."""
+    return tensor_type(op["estimate"]).sizes(module.dims)[1]
 
 
 def _requests(module: Module) -> int:
     return power_of_two(module.size("B"))
 
 
-def _drafts(module: Module) -> int:
-    return _requests(module) * power_of_two(module.size("S"))
+def _drafts(module: Module, op: Op) -> int:
+    return _requests(module) * power_of_two(_of_request(module, op))
 
 
 FAMILY = BudgetTake()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specc.compiler.ir.core import Module, Op, Value
+from specc.compiler.ir.core import PATH, Attr, Module, Op, Value, tensor_type
 from specc.compiler.ir.infer import assign_types, insert_before, insert_behind
 from specc.compiler.ir.ops import OPS
 from specc.compiler.ir.ops.budget import CUT, LIMIT, LOGITS, PACK, SHARE, TAKE, UNPACK
@@ -20,9 +20,11 @@ from specc.compiler.kernels.writing.family import nbytes
 from specc.compiler.pass_manager.pass_base import Choice, Context, Pass, Rejected
 from specc.compiler.support.diagnostics import Diagnostic, DiagnosticError
 
-_SPELT = {"state": "a recurrent state", "mask": "a mask"}
+_SPELT = {"state": "a recurrent state"}
 _PACKED = "tokens", "positions", "slots"
 """What the target reads of every row."""
+_BY_REQUEST = "mask", "counts"
+"""What it reads of a tree as it is: a row looks its node up."""
 
 
 @dataclass(frozen=True)
@@ -44,18 +46,19 @@ class SelectBudgets(Pass):
             raise DiagnosticError(Diagnostic("ir/invalid", what, limits[0].location))
         (limit,), (target,) = limits, targets
         share = insert_before(module, target, TAKE, (limit["estimate"], limit["rows"]), SHARE).results
-        before = _rows_bytes(module, target)
-        _pack(module, target, share)
+        tokens = limit["tokens"]
+        axis, before = str(tensor_type(tokens).shape[1]), _rows_bytes(module, target)
+        along: dict[str, Attr] = {} if axis == PATH else {"axis": axis}
+        _pack(module, target, share, along)
         for result in target.results:
             if isinstance(result.type, TensorType):
-                _unpack(module, target, result, share)
-        tokens = limit["tokens"]
+                _unpack(module, target, result, share, along)
         limit.opcode = CUT
         module.set_operands(limit, (tokens, share[0]))
-        self._tell(module, target, limit, before, ctx)
+        self._tell(module, target, limit, module.size(axis), before, ctx)
 
-    def _tell(self, module: Module, target: Op, limit: Op, before: int, ctx: Context) -> None:
-        each, nodes, most = module.size("G"), module.size("A"), module.size("B")
+    def _tell(self, module: Module, target: Op, limit: Op, nodes: int, before: int, ctx: Context) -> None:
+        each, most = module.size("G"), module.size("B")
         why = f"the drafts that are most probably accepted have a row, {each} rows for each request on average"
         every = Rejected("every draft", f"{nodes} rows for each request, whatever the draft thinks of it", before)
         what, count = "rows of the target", f"{each} of {nodes} for each request"
@@ -69,31 +72,32 @@ def _rows_bytes(module: Module, target: Op) -> int:
     return sum(nbytes(module, value.type) for value in target.results if isinstance(value.type, TensorType))
 
 
-def _pack(module: Module, target: Op, share: Sequence[Value]) -> None:
+def _pack(module: Module, target: Op, share: Sequence[Value], along: dict[str, Attr]) -> None:
     """Let the target read packed rows."""
-    extra = sorted(set(target.named) - {*_PACKED, "rows", "seq_lens", "kv"})
+    extra = sorted(set(target.named) - {*_PACKED, *_BY_REQUEST, "rows", "seq_lens", "kv"})
     if extra or target.attrs.get("extras"):
         what = ", ".join(_SPELT.get(name, name) for name in extra) or target.attrs["extras"]
         message = f"packed rows of a target with {what} are not implemented"
         raise DiagnosticError(Diagnostic("config/not-yet", message, target.location))
     packed = [
-        insert_before(module, target, PACK, (target[name], *share), (f"packed_{target[name].name}",)).result
+        insert_before(module, target, PACK, (target[name], *share), (f"packed_{target[name].name}",), **along).result
         for name in _PACKED
     ]
-    given = (*packed, *share, *(target[name] for name in ("rows", "seq_lens", "kv")))
+    by_request = [target[name] for name in ("rows", "seq_lens", "kv", *_BY_REQUEST) if name in target.named]
+    given = (*packed, *share, *by_request)
     target.opcode = TARGET_ROWS
     target.attrs = {name: value for name, value in target.attrs.items() if name in (OPS[TARGET_ROWS].attrs or {})}
     module.set_operands(target, given)
     assign_types(module, target)
 
 
-def _unpack(module: Module, target: Op, packed: Value, share: Sequence[Value]) -> None:
+def _unpack(module: Module, target: Op, packed: Value, share: Sequence[Value], along: dict[str, Attr]) -> None:
     """Bring what the target hands over to the requests that read it."""
     readers, handed_out = module.users(packed), [name for name, value in module.outputs.items() if value is packed]
     if not readers and not handed_out:
         return
     opcode = LOGITS if packed is target.out("logits") else UNPACK
-    unpacked = insert_behind(module, target, opcode, (packed, *share), (f"request_{packed.name}",)).result
+    unpacked = insert_behind(module, target, opcode, (packed, *share), (f"request_{packed.name}",), **along).result
     for op in readers:
         module.replace_operand(op, packed, unpacked)
     module.outputs |= dict.fromkeys(handed_out, unpacked)

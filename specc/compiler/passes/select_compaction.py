@@ -14,6 +14,7 @@ from specc.compiler.ir.infer import assign_types
 from specc.compiler.ir.nodes import is_external
 from specc.compiler.ir.opdef import Trait
 from specc.compiler.ir.ops import OPS
+from specc.compiler.ir.ops.budget import PACK, UNPACK
 from specc.compiler.kernels.writing.family import nbytes
 from specc.compiler.pass_manager.pass_base import Choice, Context, Pass, Rejected
 from specc.compiler.support.diagnostics import Diagnostic, DiagnosticError
@@ -57,7 +58,10 @@ class SelectCompaction(Pass):
         _read_argmax(module, path)
         value, name = path["x"], path.result.name
         if on_nodes(value):
-            path.opcode = "commit.compact"  # same operands and type: only the choice has been made
+            if value.source is not None and value.source.opcode == UNPACK:
+                _unpack_along(module, path, value.source)
+            else:
+                path.opcode = "commit.compact"  # same operands and type: only the choice has been made
             width, nodes = module.size(PATH), module.size(NODE)
             message = f"%{value.name} has the node axis: {width} of {nodes} rows are kept, as %{name}"
             given, kept = (nbytes(module, tensor_type(tensor)) for tensor in (value, path.result))
@@ -113,6 +117,15 @@ def _still_on_nodes(op: Op, value: Value) -> Diagnostic:
     return Diagnostic("type/axis-mismatch", message, op.location, "give it what commit.path makes of the value")
 
 
+def _unpack_along(module: Module, path: Op, unpacked: Op) -> None:
+    """Bring no more of packed rows to their request than the path has."""
+    accept_index = path["accept_index"]
+    path.opcode = UNPACK
+    module.set_operands(path, (*unpacked.operands, accept_index))
+    if not module.users(unpacked.result) and unpacked.result not in module.outputs.values():
+        module.erase(unpacked)
+
+
 def _read_argmax(module: Module, path: Op) -> None:
     """Let the path take the target's tokens from the argmax.
 
@@ -138,8 +151,10 @@ def _score_argmax(module: Module, greedy: Op) -> None:
 
 
 def _written_nodes(op: Op) -> Value | None:
-    """The KV slots that an op writes along the node axis, if it is a forward that does."""
+    """The KV slots that an op writes along the node axis, if it is a forward that does; packed ones as they were."""
     slots = op.get("slots") if is_external(op) else None
+    if slots is not None and slots.source is not None and slots.source.opcode == PACK:
+        slots = slots.source["value"]
     return slots if slots is not None and on_nodes(slots) else None
 
 

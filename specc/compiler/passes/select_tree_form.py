@@ -15,7 +15,7 @@ from specc.compiler.ir.core import Module, Op, Value
 from specc.compiler.ir.infer import insert_behind
 from specc.compiler.ir.opdef import Trait
 from specc.compiler.ir.ops import roots
-from specc.compiler.ir.ops.tree import PRODUCT, SELECT
+from specc.compiler.ir.ops.tree import LINKS, SELECT
 from specc.compiler.kernels.writing.vocabulary import ranked
 from specc.compiler.pass_manager.pass_base import Choice, Context, Pass, Rejected
 from specc.compiler.passes.prune_dead_dataflow import removal
@@ -49,7 +49,7 @@ class SelectTreeForm(Pass):
             self.remark(ctx, f"{reason}: nothing is linked", ctx.at("num_steps"), Choice(_FORM, "no drafts", reason))
         elif module.size("K") != 1:
             k, n = module.size("K"), module.size("N")
-            linked = module.find(SELECT) or module.find(PRODUCT)
+            linked = module.find(*LINKS)
             links = "selected and linked every step" if linked else "with constant links"
             message = f"topk = {k}: a tree of {n} nodes, {links}; its node axis is no path"
             other = Rejected("chain", f"it would draft one of {k} branches, {module.size('A')} of {n} nodes")

@@ -175,8 +175,8 @@ def beside_budgets(server: Server) -> Iterator[str]:
     yield from (what for what, is_there in there.items() if is_there)
     if server.target is not None and server.target.cache != "mha":
         yield f"a KV cache of the layout {server.target.cache}"
-    if (verifies := server.attention.get("verify", "")) in BACKENDS and not BACKENDS[verifies].packed:
-        yield f"{verifies} attention"
+    if (name := server.attention.get("verify", "")) in BACKENDS and (whole := BACKENDS[name].whole(server.topk)):
+        yield whole
 
 
 def _of_draft(server: Server) -> Iterator[tuple[str, str]]:

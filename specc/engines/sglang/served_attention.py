@@ -65,6 +65,7 @@ class AttentionBackend:
         planned: whether the host plans each step of it.
         blocks: whether it runs a draft that fills in blocks.
         packed: whether it verifies rows of which each request has as many as it gets (a budget of rows).
+        packed_trees: whether it does so of trees.
         place: where it stands in lists for users; the least is the first.
         formerly: older names of it.
         prefill: the backend that SGLang prefills with beside it, where none is written.
@@ -91,6 +92,7 @@ class AttentionBackend:
     planned: bool = False
     blocks: bool = False
     packed: bool = False
+    packed_trees: bool = False
     place: int = 1
     formerly: tuple[str, ...] = ()
     prefill: str = ""
@@ -101,6 +103,12 @@ class AttentionBackend:
     graphs: bool = False
     tables: bool = False
     adds_no_step: bool = False
+
+    def whole(self, topk: int) -> str:
+        """What it verifies with as many rows for each request alone, in words; empty where it does with packed ones."""
+        if not self.packed:
+            return f"{self.name} attention"
+        return f"trees under {self.name} attention" if topk > 1 and not self.packed_trees else ""
 
     def over(self, role: str, model: ServedModel | None) -> tuple[str, ...]:
         """The layouts over which it is served in a role of `ROLES` of a model."""

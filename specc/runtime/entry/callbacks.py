@@ -85,13 +85,15 @@ class TargetCall(Forwarded):
 
 
 class TargetRowsCall(Forwarded):
-    """Packed rows, a request's flat ones from `starts` on -> logits: T[B, G, V], hidden?: T[B, G, W]."""
+    """Packed rows, a request's from `starts` on; a mask is by request -> logits: T[B, G, V], hidden?: T[B, G, W]."""
 
     tokens: Annotated[Tensor, "i64[B, G]"]
     positions: Annotated[Tensor, "i64[B, G]"]
     slots: Annotated[Tensor, "i64[B, G]"]
     lens: Annotated[Tensor, "i32[B]"]
     starts: Annotated[Tensor, "i32[B]"]
+    mask: NotRequired[Annotated[Tensor, "?"]]
+    counts: NotRequired[Annotated[Tensor, "i32[B, N]"]]
 
 
 class CommitStateCall(Forwarded):

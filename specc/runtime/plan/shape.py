@@ -18,7 +18,8 @@ class Shape(_Sizes):
 
     ``rows`` are those that the target reads of a request, on average over the batch: all N, by default, or fewer, which
     is a budget. Shapes order by their steps first, and by their rows last. As text it is ``3`` for a chain of 3 drafts,
-    ``0`` for a step without drafts, ``5x4x24`` for a tree of 24 nodes, and ``3b2`` for a chain with a budget of 2 rows.
+    ``0`` for a step without drafts, ``5x4x24`` for a tree of 24 nodes, and ``3b2`` for a chain with a budget of 2 rows,
+    ``5x4x24b8`` for a tree with one of 8.
     """
 
     __slots__ = ()
@@ -40,9 +41,9 @@ class Shape(_Sizes):
     @property
     def words(self) -> str:
         """What is drafted, in a few words."""
-        if self.is_tree:
-            return f"a tree of {self.num_nodes - 1} drafts, {self.num_steps} deep"
         rows = "" if self.budget is None else f", {self.budget} rows a request"
+        if self.is_tree:
+            return f"a tree of {self.num_nodes - 1} drafts, {self.num_steps} deep{rows}"
         return f"a chain of {self.num_steps} drafts{rows}"
 
     def __str__(self) -> str:

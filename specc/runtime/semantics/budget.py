@@ -12,6 +12,8 @@ from .convention import Attrs, Dims, Tensors, ranking, register
 
 PULL, KEPT = 2.0, 0.97
 """What counts of drafts begin with, and what of a step's counts is left after the next one."""
+PARTS = 1 << 20
+"""Whole numbers of which are added up what drafts of a tree are expected to be, so that no order counts."""
 
 
 @register("budget.only")
@@ -92,9 +94,49 @@ def budget_learn(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     return ((agreement + step) * KEPT,)
 
 
+@register("budget.estimate_paths")
+def budget_estimate_paths(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Scores f32[B, n], parent i64[B, n + 1], agreement f32[B, 2] -> f32[B, n]: products along paths, corrected.
+
+    A draft is as probable as its path's score is in shares of its parent's. No estimate is above the one before it.
+    """
+    scores, parent, agreement = operands
+    accepted, expected = agreement.unbind(1)
+    each = _probability(_shares(scores, parent) * ((accepted + PULL) / (expected + PULL))[:, None])
+    each[:, 0] = 1.0
+    estimate, above = each, parent
+    for _ in range(dims["A"] - 2):  # from a draft up to the root
+        at = above.clamp(min=0)
+        estimate, above = estimate * torch.where(above > 0, each.gather(1, at), 1.0), parent.gather(1, at)
+    return (estimate[:, 1:].cummin(1).values,)
+
+
+@register("budget.learn_paths")
+def budget_learn_paths(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Agreement f32[B, 2], scores f32[B, n], parent and tokens i64[B, n + 1], accept_index, accept_lens -> agreement.
+
+    Judged are the children of accepted nodes that the target had a row for; b * (n + 1) + column is a node.
+    """
+    agreement, scores, parent, tokens, accept_index, accept_lens = operands
+    first = parent.shape[1] * torch.arange(len(parent), device=parent.device)[:, None]
+    path = torch.where(accept_index >= 0, accept_index - first, -2)  # no parent of any
+    judged = (parent[..., None] == path[:, None]).any(2) & (tokens >= 0)
+    found = (_shares(scores, parent) * PARTS).to(torch.int32)
+    expected = torch.where(judged, found, 0).sum(1).to(torch.float32) / PARTS
+    step = torch.stack(((accept_lens - 1).clamp(min=0).to(torch.float32), expected), dim=1)
+    return ((agreement + step) * KEPT,)
+
+
+def _shares(scores: Tensor, parent: Tensor) -> Tensor:
+    """How probable a draft is behind its parent, f32[B, n + 1] by paths' scores f32[B, n]; 0 of what has no parent."""
+    score = _probability(torch.nn.functional.pad(scores, (1, 0), value=1.0))
+    whole = torch.maximum(score, score.gather(1, parent.clamp(min=0)))
+    return torch.where(parent < 0, 0.0, score / torch.where(whole > 0, whole, 1.0))
+
+
 @register("budget.limit")
 def budget_limit(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
-    """Tokens i64[B, n], estimates f32[B, S], rows i64[B] -> tokens with -1 where the target has no row for a draft."""
+    """Tokens i64[B, n], estimates f32[B, e], rows i64[B] -> tokens with -1 where the target has no row for a draft."""
     tokens, estimate, rows = operands
     lens, _ = budget_take((estimate, rows), attrs, dims)
     return budget_cut((tokens, lens), attrs, dims)
@@ -102,7 +144,7 @@ def budget_limit(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
 
 @register("budget.take")
 def budget_take(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
-    """Share B * G rows out: estimates f32[B, S], rows i64[B] -> lens i32[B], starts i32[B].
+    """Share B * G rows out: estimates f32[B, e], rows i64[B] -> lens i32[B], starts i32[B].
 
     A request of the batch has a row for its root, and one more for each of its drafts that is among the most probable:
     the lower place on ties, then the lower request. An estimate that is NaN or negative counts as 0. Padding has none.
@@ -115,7 +157,7 @@ def budget_take(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
 
 @register("budget.expect")
 def budget_expect(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
-    """Estimates f32[B, S], rows i64[B] -> expected tokens f32[B, n]: of each of n pairs `drafts:rows` of `shapes`.
+    """Estimates f32[B, e], rows i64[B] -> expected tokens f32[B, n]: of each of n pairs `drafts:rows` of `shapes`.
 
     A request emits one token, and each of its drafts that has a row as often as is estimated; padding emits none.
     """
@@ -152,7 +194,7 @@ def budget_cut(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
 
 @register("budget.pack")
 def budget_pack(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
-    """Values i64[B, A], lens i32[B], starts i32[B] -> packed i64[B, G], 0 behind the last request's."""
+    """Values i64[B, n], lens i32[B], starts i32[B] -> packed i64[B, G], 0 behind the last request's."""
     value, lens, starts = operands
     flat = value.new_zeros(len(value) * dims["G"] + 1)  # the last one takes what has no row
     flat[_places(value.shape[1], lens, starts, len(flat) - 1).flatten()] = value.flatten()
@@ -161,18 +203,30 @@ def budget_pack(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
 
 @register("budget.unpack")
 def budget_unpack(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
-    """Packed T[B, G, W], lens i32[B], starts i32[B] -> T[B, A, W], 0 from column `lens` on."""
-    packed, lens, starts = operands
+    """Packed T[B, G, W], lens i32[B], starts i32[B] -> T[B, n, W], 0 from column `lens` on; n by `axis`.
+
+    With a path i32[B, n] of nodes b * N + column the rows of these, 0 where it is -1.
+    """
+    packed, lens, starts, *paths = operands
     flat = torch.cat((packed.flatten(0, 1), torch.zeros_like(packed[:1, 0])))
-    return (flat[_places(dims["A"], lens, starts, len(flat) - 1)],)
+    if not paths:
+        return (flat[_places(_columns(attrs, dims), lens, starts, len(flat) - 1)],)
+    (path,) = paths
+    column = path - dims["N"] * torch.arange(len(path), dtype=path.dtype, device=path.device)[:, None]
+    return (flat[torch.where(path >= 0, starts[:, None] + column, len(flat) - 1)],)
 
 
 @register("budget.logits")
 def budget_logits(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
-    """Packed T[B, G, V], lens i32[B], starts i32[B] -> T[B, A, V], from column `lens` on a request's last row again."""
+    """Packed T[B, G, V], lens i32[B], starts i32[B] -> T[B, n, V], from column `lens` on a request's last row again."""
     packed, lens, starts = operands
-    column = torch.minimum(torch.arange(dims["A"], device=lens.device), lens[:, None] - 1)
+    column = torch.minimum(torch.arange(_columns(attrs, dims), device=lens.device), lens[:, None] - 1)
     return (packed.flatten(0, 1)[(starts[:, None] + column).clamp(min=0)],)
+
+
+def _columns(attrs: Attrs, dims: Dims) -> int:
+    """Columns of what is by request."""
+    return dims[str(attrs.get("axis", "A"))]
 
 
 def _places(columns: int, lens: Tensor, starts: Tensor, none: int) -> Tensor:

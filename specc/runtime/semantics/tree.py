@@ -65,11 +65,35 @@ def tree_select(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     root. `parent` is a column, -1 for the root and for an orphan: a kept candidate whose parent was not kept, which
     nothing can reach. Padding rows: tokens 0, parent -1, depth 0, no orphan.
     """
+    scores = _scores(operands[2:], attrs)
+    return _linked(operands, attrs, dims, ranking(comparable(scores))[:, : dims["N"] - 1].sort(dim=1).values)
+
+
+@register("tree.select_scored")
+def tree_select_scored(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """As `tree_select`, but columns follow descending score, the lower id first on ties; and scores f32[B, N - 1].
+
+    A candidate whose parent's column is behind its own is an orphan, too: no candidate scores more than its parent.
+    Padding rows: scores 0.
+    """
+    scores = _scores(operands[2:], attrs)
+    best = ranking(comparable(scores))[:, : dims["N"] - 1]
+    tokens, parent, depth, orphan = _linked(operands, attrs, dims, best)
+    behind = parent > torch.arange(dims["N"], device=parent.device)
+    parent = torch.where(behind, -1, parent)
+    return tokens, parent, depth, orphan | behind, zero_rows(scores.gather(1, best), operands[0] == 0)
+
+
+def _scores(parts: Sequence[Tensor], attrs: Attrs) -> Tensor:
+    """The scores f32[B, candidates] of all steps, out of the parts that `tree_select` takes."""
+    return torch.cat([part.flatten(1) for part in parts[: int(attrs["steps"])]], dim=1)
+
+
+def _linked(operands: Tensors, attrs: Attrs, dims: Dims, best: Tensor) -> Tensors:
+    """What `tree_select` gives of the candidates i64[B, N - 1] that are kept, in the order of their columns."""
     steps = int(attrs["steps"])
     rows, bonus, *parts = operands
-    scores = torch.cat([part.flatten(1) for part in parts[:steps]], dim=1)
     tokens = torch.cat([part.flatten(1) for part in parts[steps : 2 * steps]], dim=1)
-    best = ranking(comparable(scores))[:, : dims["N"] - 1].sort(dim=1).values
     above = _parents(dims["K"], parts[2 * steps :], bonus).gather(1, best // dims["K"])
     columns = torch.arange(1, dims["N"], device=bonus.device)
     column = torch.where(best[:, None] == above[:, :, None], columns, -1).amax(dim=2)
@@ -94,16 +118,25 @@ def tree_product(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     next sibling; a path's score is that of its parent times p of its candidate. The best offer is taken N - 1 times,
     NaN as -inf; the lowest node's on ties, and its sibling before its child. Padding rows: 0, -1, 0.
     """
+    return tree_product_scored(operands, attrs, dims)[:3]
+
+
+@register("tree.product_scored")
+def tree_product_scored(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """As `tree_product`, and the scores of the paths f32[B, N - 1]; 0 of padding rows."""
     rows, bonus, p, index = operands
-    place, rank, parent = _product(p, dims["N"])
+    place, rank, parent, score = _product(p, dims["N"])
     picked = index[torch.arange(len(rows), device=rows.device)[:, None], place.clamp(min=0), rank]
     padding = rows == 0
     tokens = torch.where(place < 0, bonus.to(torch.int64)[:, None], picked)
-    return zero_rows(tokens, padding), parent.masked_fill(padding[:, None], -1), zero_rows(place + 1, padding)
+    parent, depth = parent.masked_fill(padding[:, None], -1), zero_rows(place + 1, padding)
+    return zero_rows(tokens, padding), parent, depth, zero_rows(score[:, 1:], padding)
 
 
-def _product(p: Tensor, nodes: int) -> tuple[Tensor, Tensor, Tensor]:
+def _product(p: Tensor, nodes: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return places, ranks and parents i64[B, N] of all nodes, the root's -1, 0, -1, of candidates f32[B, S, K].
+
+    And the scores of their paths, f32[B, N].
 
     Column 2 n of what is offered is the next sibling of node n, and column 2 n + 1 its first child.
     """
@@ -137,7 +170,7 @@ def _product(p: Tensor, nodes: int) -> tuple[Tensor, Tensor, Tensor]:
             nodes_of[:, column, None] = new
         offer(2 * column, at, of + 1, base)
         offer(2 * column + 1, at + 1, first, mine)
-    return place, rank, parent
+    return place, rank, parent, score
 
 
 @register("tree.mask")

@@ -15,6 +15,8 @@ from fakes.sglang_worker import IntelAMXAttnBackend, TritonAttnBackend
 from programs import planned
 from test_sglang_worker import DRAWS, FULL, QLEN, Serve, plan_of, serve
 
+from specc.runtime.plan.shape import Shape
+
 __all__ = ["serve"]
 Change = Callable[[Server], object]
 
@@ -118,6 +120,20 @@ def test_what_does_not_fit_is_named(serve: Serve, misfit: str, change: Change) -
 def test_a_budget_is_for_attention_that_takes_packed_rows(serve: Serve) -> None:
     server = serve(plan_of("EAGLE", ("budget", 2)))
     assert misfits(server) == ["a budget of rows with intel_amx attention is not served"]
+
+
+@pytest.mark.parametrize("simulating", [False, True])
+def test_a_tree_with_a_budget_is_not_simulated(serve: Serve, monkeypatch: pytest.MonkeyPatch, simulating: bool) -> None:
+    """A chain is, and a tree without a budget."""
+    serve(plan_of("EAGLE"))
+    fit = adapter("server.fit")
+    monkeypatch.setattr(fit, "simulating", lambda: simulating)
+    limited = Shape(3, 4, 12, 4)
+    assert [bool([*fit._simulated([shape])]) for shape in (limited, Shape(3, 4, 12), Shape(3, 1, 4, 2))] == [
+        simulating,
+        False,
+        False,
+    ]
 
 
 def test_a_plugins_program_in_the_place_of_what_sglang_is_told(serve: Serve) -> None:

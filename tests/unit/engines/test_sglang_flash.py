@@ -150,7 +150,7 @@ def test_packed_rows_are_queries_of_the_request_that_has_them(module: ModuleType
     step.flash._tables.fill(batch)
     with step.flash.capturing():
         step.flash.begin(batch)
-        schedules = _given(step.flash.packed(batch, STEPS + 1, lens, starts).forward())
+        schedules = _given(step.flash.packed(batch, STEPS + 1, lens, starts, None, None).forward())
     metadata = step.target.forward_metadata
     assert metadata.cache_seqlens_int32.tolist() == (LENGTHS + lens).tolist()
     assert metadata.cu_seqlens_q.tolist() == [0, 2, 6, 7]
@@ -159,6 +159,28 @@ def test_packed_rows_are_queries_of_the_request_that_has_them(module: ModuleType
     assert len(schedules) == LAYERS and len(step.target.made) == 1
     (made,) = step.target.made
     assert made["cu_seqlens_q"].tolist() == [0, 2, 6, 7] and made["causal"]
+
+
+def test_packed_rows_of_a_tree_see_the_text_and_what_their_nodes_list(module: ModuleType) -> None:
+    """The text by request, and behind it every row by itself; rows of nobody see slot 0."""
+    step, nodes, each = Step(module, 2, 6), 6, 3
+    lens, starts = (torch.tensor(numbers, dtype=torch.int32) for numbers in ([2, 5, 1], [0, 2, 7]))
+    batch = SimpleNamespace(batch_size=ROWS, req_pool_indices=torch.arange(1, ROWS + 1), seq_lens=LENGTHS)
+    batch.input_ids = torch.zeros(ROWS * each, dtype=torch.int64)
+    mask = torch.arange(ROWS * nodes * nodes, dtype=torch.int32).view(ROWS, nodes, nodes) + 7
+    counts = torch.arange(ROWS * nodes, dtype=torch.int32).view(ROWS, nodes) + 100
+    step.flash._tables.fill(batch)
+    with step.flash.capturing():
+        step.flash.begin(batch)
+        schedules = _given(step.flash.packed(batch, nodes, lens, starts, mask, counts).forward())
+    text, tree = step.target.forward_metadata, step.target.forward_metadata_spec_decode_expand
+    assert (text.cache_seqlens_int32.tolist(), text.cu_seqlens_q.tolist()) == (LENGTHS.tolist(), [0, 2, 7, 8])
+    assert text.max_seq_len_q == nodes
+    rows = [(b, column) for b, count in enumerate(lens.tolist()) for column in range(count)]
+    assert tree.page_table.tolist() == [*(mask[place].tolist() for place in rows), [0] * nodes]
+    assert tree.cache_seqlens_int32.tolist() == [*(int(counts[place]) for place in rows), 1]
+    assert tree.cu_seqlens_q.tolist() == [*range(ROWS * each + 1)]
+    assert len(schedules) == 2 * LAYERS and [made["causal"] for made in step.target.made] == [False, False]
 
 
 @pytest.mark.parametrize("width", [1, STEPS, STEPS + 1])

@@ -120,8 +120,9 @@ def grow_tree(rng: random.Random, k: int, steps: int, nan: float) -> tuple[list[
     return everything, operands
 
 
+@pytest.mark.parametrize("scored", [False, True], ids=["by-id", "best-first"])
 @pytest.mark.parametrize("seed", range(60))
-def test_select(seed: int) -> None:
+def test_select(seed: int, scored: bool) -> None:
     rng = random.Random(seed)
     torch.manual_seed(seed)
     k, steps = rng.randint(1, 3), rng.randint(1, 4)
@@ -129,18 +130,26 @@ def test_select(seed: int) -> None:
     nodes = rng.randint(2, len(everything) + 1)
     rows, bonus = torch.tensor([4]), torch.tensor([7], dtype=torch.int32)
     parts = (*operands["scores"], *operands["tokens"], *operands["kept"][: max(steps - 2, 0)])
-    results = OPS["tree.select"]((rows, bonus, *parts), {"steps": steps}, {"K": k, "N": nodes, "B": 1})
+    opcode = "tree.select_scored" if scored else "tree.select"
+    results = OPS[opcode]((rows, bonus, *parts), {"steps": steps}, {"K": k, "N": nodes, "B": 1})
+    results, scores = results[:4], results[4:]
     tokens, parent, depth, orphan = (result[0].tolist() for result in results)
 
     def rank(node: Node) -> tuple[float, int]:
         return (math.inf if math.isnan(node.score) else -node.score, node.number)
 
-    chosen = sorted(sorted(everything, key=rank)[: nodes - 1], key=lambda node: node.number)
+    chosen = sorted(everything, key=rank)[: nodes - 1]
+    for handed in scores:
+        assert handed[0].tolist() == pytest.approx([node.score for node in chosen], nan_ok=True)
+    if not scored:
+        chosen.sort(key=lambda node: node.number)
     assert tokens == [7, *(node.token for node in chosen)]
     assert depth == [0, *(node.depth for node in chosen)]
     columns: dict[Node | None, int] = {None: 0} | {node: i for i, node in enumerate(chosen, start=1)}
-    assert parent == [-1, *(columns.get(node.parent, -1) for node in chosen)]
-    assert orphan == [False, *(node.parent not in columns for node in chosen)]
+    above = [columns.get(node.parent, -1) for node in chosen]
+    above = [-1 if column > own else column for own, column in enumerate(above, start=1)]  # no parent is behind
+    assert parent == [-1, *above]
+    assert orphan == [False, *(column < 0 for column in above)]
     assert {tuple(result.shape) for result in results} == {(1, nodes)}
     assert [result.dtype for result in results] == [torch.int64, torch.int64, torch.int64, torch.bool]
 
@@ -158,6 +167,33 @@ def test_some_trees_have_orphans_and_no_probabilities_make_any() -> None:
             orphans[nan] += int(OPS["tree.select"](operands_, {"steps": 4}, {"K": 3, "N": nodes})[3].sum())
     assert orphans[0.0] == 0
     assert orphans[0.3] > 0
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_most_probable_nodes_of_a_batch_are_trees(seed: int) -> None:
+    """Of any number of them, whatever a request's own ratio is; no choice of as many has more expected tokens."""
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    grown = [grow_tree(rng, 2, 2, 0.0) for _ in range(2)]
+    joined = [
+        torch.cat(parts) for kind in ("scores", "tokens") for parts in zip(*(g[1][kind] for g in grown), strict=True)
+    ]
+    rows, bonus = torch.tensor([2, 5]), torch.tensor([3, 4], dtype=torch.int32)
+    dims = {"K": 2, "N": 7, "B": 2, "A": 3}
+    _, parent, _, orphan, scores = OPS["tree.select_scored"]((rows, bonus, *joined), {"steps": 2}, dims)
+    agreement = torch.tensor([[rng.uniform(0, 5), rng.uniform(0, 5)] for _ in range(2)])
+    (estimate,) = OPS["budget.estimate_paths"]((scores, parent, agreement), {}, dims)
+    assert not orphan.any()
+    nodes = [(b, column) for b in range(2) for column in range(1, 7)]
+    for each in range(1, 8):
+        lens, _ = OPS["budget.take"]((estimate, rows), {}, {"G": each})
+        taken = {(b, column) for b, column in nodes if column < lens[b]}
+        assert len(taken) == min(2 * each - 2, len(nodes))
+        assert all(int(parent[b, column]) == 0 or (b, int(parent[b, column])) in taken for b, column in taken)
+        worth = sum(float(estimate[b, column - 1]) for b, column in taken)
+        others = itertools.combinations(nodes, len(taken))
+        best = max(sum(float(estimate[b, column - 1]) for b, column in choice) for choice in others)
+        assert worth == pytest.approx(best)
 
 
 def test_select_handles_each_request_by_itself() -> None:

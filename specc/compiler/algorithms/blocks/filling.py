@@ -26,6 +26,7 @@ from specc.compiler.algorithms.blocks.verification import (
 )
 from specc.compiler.config import ANY, DraftKind, Fit, Needs, Pair
 from specc.compiler.ir.core import Value
+from specc.compiler.ir.ops.tree import PRODUCT, PRODUCT_SCORED
 from specc.compiler.support.aux_layers import evenly_spread
 from specc.compiler.support.speculators import KEYS, LAYERS
 
@@ -84,11 +85,12 @@ def product_tree(scope: Scope, root: Value, p: Value, index: Value) -> Nodes:
     """Return the tree of the best products of candidates, whose p f32[B, S, K] and index i64[B, S, K] descend."""
     b = scope.b
     with b.phase("tree"), b.at(scope.at("num_draft_tokens")):
-        tokens, parent, depth = b.many(
-            "tree.product", scope.rows, root, p, index, names=("tokens", "parent", "depth"),
-            steps=scope.config.num_steps,
+        scored = scope.config.budgeted
+        tokens, parent, depth, *scores = b.many(
+            PRODUCT_SCORED if scored else PRODUCT, scope.rows, root, p, index,
+            names=("tokens", "parent", "depth", *["scores"] * scored), steps=scope.config.num_steps,
         )  # fmt: skip
-    return Nodes(tokens, parent, depth)
+    return Nodes(tokens, parent, depth, confidence=scores[0] if scored else None)
 
 
 def _draft(scope: Scope, state: State, root: Value, choose: Choose, width: int) -> tuple[Value, Value, Nodes]:

@@ -13,6 +13,7 @@ from specc.compiler.algorithms.blocks.scope import Scope
 from specc.compiler.algorithms.blocks.verification import Nodes, State
 from specc.compiler.ir.core import Value
 from specc.compiler.ir.ops.health import DRAFT_BIT, TREE_BIT
+from specc.compiler.ir.ops.tree import SELECT, SELECT_SCORED
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def grow_tree(
     assert best is not None  # only what is drawn has none
     scores, tokens, kept = [best], [frontier.tokens], list[Value]()
     with b.phase("draft"), b.at(scope.at("num_steps")):
-        confidence = appended(scope, None, best, 0) if scope.config.budgeted else None
+        confidence = appended(scope, None, best, 0) if scope.config.budgeted and scope.config.chain else None
         for step in range(scope.config.num_steps - 1):
             logits, hidden = forward(step, frontier)
             p, index, bad = scope.pick("vocab.topk", logits, (f"p{step}", f"index{step}", f"draft_bad{step}"))
@@ -76,7 +77,8 @@ def grow_tree(
             tokens.append(index)
             kept.append(origin)
     # What would grow from the last candidates is never drafted.
-    return replace(_select(scope, state, root, [*scores, *tokens, *kept[:-1]]), confidence=confidence)
+    nodes = _select(scope, state, root, [*scores, *tokens, *kept[:-1]])
+    return nodes if confidence is None else replace(nodes, confidence=confidence)
 
 
 def no_drafts(scope: Scope, root: Value) -> Nodes:
@@ -119,9 +121,10 @@ def _advanced(scope: Scope, frontier: Frontier, step: int, *, advance: bool) -> 
 def _select(scope: Scope, state: State, root: Value, parts: list[Value]) -> Nodes:
     b = scope.b
     with b.phase("tree"), b.at(scope.at("num_draft_tokens")):
-        tokens, parent, depth, orphan = b.many(
-            "tree.select", scope.rows, root, *parts,
-            names=("tokens", "parent", "depth", "orphan"), steps=scope.config.num_steps,
+        scored = scope.config.budgeted and scope.config.shape.is_tree
+        tokens, parent, depth, orphan, *scores = b.many(
+            SELECT_SCORED if scored else SELECT, scope.rows, root, *parts,
+            names=("tokens", "parent", "depth", "orphan", *["scores"] * scored), steps=scope.config.num_steps,
         )  # fmt: skip
         state.health = b("health.raise", state.health, orphan, names=("health_tree",), bit=TREE_BIT)
-    return Nodes(tokens, parent, depth)
+    return Nodes(tokens, parent, depth, confidence=scores[0] if scored else None)

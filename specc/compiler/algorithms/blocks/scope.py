@@ -210,6 +210,7 @@ def _declare_dims(module: Module, config: Config) -> None:
         Dim("D", "forward", max(0, config.num_steps - 1)),
         Dim("N", "node", config.num_nodes),
         Dim("A", "path", config.path_slots),
+        *([Dim("E", "draft", config.num_nodes - 1)] if config.budgeted and config.shape.is_tree else []),
         *([] if config.packed is None else [Dim("G", "budget", config.packed)]),
         Dim("V", "vocab", config.target.vocab_size),
         *drafts,

@@ -47,8 +47,9 @@ class Nodes:
     """What the target verifies: tokens [B, n], and parents and depths of a tree; without them a chain.
 
     q: what the drafts were drawn from, if they were, in the order of the columns.
-    confidence: how probable the draft finds each of its tokens, f32[B, S], of a program with a budget.
-    estimate: how probable it is then that each draft and those before it are accepted, f32[B, S].
+    confidence: how probable the draft finds each of its tokens, f32[B, S], of a program with a budget; of a tree how
+        probable it finds the path to each, f32[B, E].
+    estimate: how probable it is then that each draft and those before it are accepted, f32[B, S] or f32[B, E].
     """
 
     tokens: Value
@@ -194,7 +195,7 @@ def _accept(
             token, bad = b.many("vocab.argmax", logits, scope.rows, names=kept, dtype="i32", keep="")
             tokens = _limited(scope, nodes)
             path = b.many("verify.greedy", tokens, token, scope.rows, *links, names=names)
-            _learn(scope, nodes, tokens, path[2])
+            _learn(scope, nodes, tokens, path)
             return logits, path, bad
         mine = restriction.allowed(scope, changed(scope, logits, "", "prepare", (nodes.tokens, *links)), begun)
         given = draws(scope, mine, positions, 1, "", "prepare")
@@ -205,7 +206,7 @@ def _accept(
             token, bad = drawn(scope, mine, given, ("drawn", "drawn_bad"))
             tokens = _limited(scope, nodes)
         path = b.many("verify.greedy", tokens, token, scope.rows, *links, names=names)
-        _learn(scope, nodes, tokens, path[2])
+        _learn(scope, nodes, tokens, path)
         if not drafted:
             packed = scope.config.packed is not None
             rows = "eager" if packed else scope.config.file.verify_rows  # packed rows are not by request
@@ -222,13 +223,16 @@ def _estimated(scope: Scope, nodes: Nodes) -> tuple[Nodes, dict[str, Value]]:
         message = f"budget needs to know how probable drafts are, which {scope.config.algorithm} does not say"
         scope.refuse("legal/budget", message, ("budget",), hint="leave budget out")
         raise AssertionError  # it has raised
-    with scope.b.phase("draft"), scope.b.at(scope.at("budget")):
+    phase, opcode = ("tree", "budget.estimate_paths") if scope.config.shape.is_tree else ("draft", "budget.estimate")
+    with scope.b.phase(phase), scope.b.at(scope.at("budget")):
         agreement = scope.b("carry.load", scope.rows, names=(AGREEMENT,), field=AGREEMENT)
-        estimate = scope.b("budget.estimate", nodes.confidence, agreement, names=("estimate",))
+        estimate = scope.b(opcode, nodes.confidence, *_links(scope, nodes), agreement, names=("estimate",))
     nodes = replace(nodes, estimate=estimate)
     if len(scope.config.shapes) == 1:
         return nodes, {}
-    shapes = [f"{shape.num_steps}:{shape.rows}" for shape in shapes_expected(scope.config.shapes, scope.config.shape)]
+    shapes = [
+        f"{shape.num_nodes - 1}:{shape.rows}" for shape in shapes_expected(scope.config.shapes, scope.config.shape)
+    ]
     with scope.b.phase("verify"), scope.b.at(scope.at("budget")):
         attrs = {"columns": len(shapes), "shapes": ", ".join(shapes)}
         return nodes, {EXPECTED: scope.b(EXPECT, estimate, scope.rows, names=(EXPECTED,), **attrs)}
@@ -244,13 +248,25 @@ def _limited(scope: Scope, nodes: Nodes) -> Value:
         return scope.b(LIMIT, nodes.tokens, nodes.estimate, scope.rows, names=("limited_tokens",))
 
 
-def _learn(scope: Scope, nodes: Nodes, verified: Value, accept_lens: Value) -> None:
-    """Take note of what was accepted of the drafts that had a row, by their tokens i64[B, n]."""
-    if nodes.confidence is not None:
-        with scope.b.phase("commit"), scope.b.at(scope.at("budget")):
-            agreement = scope.b("carry.load", scope.rows, names=("agreement_before",), field=AGREEMENT)
-            given = agreement, nodes.confidence, verified, accept_lens
-            store(scope, {AGREEMENT: scope.b("budget.learn", *given, names=("agreement_after",))})
+def _links(scope: Scope, nodes: Nodes) -> tuple[Value, ...]:
+    """The parents i64[B, N] of a tree; nothing of a chain, whatever its links are before they fold away."""
+    return (nodes.parent,) if scope.config.shape.is_tree and nodes.parent is not None else ()
+
+
+def _learn(scope: Scope, nodes: Nodes, verified: Value, path: tuple[Value, ...]) -> None:
+    """Take note of what a path, as `verify.greedy` gives it, has accepted of drafts that had a row, i64[B, n]."""
+    if nodes.confidence is None:
+        return
+    # Behind verification nothing lies along the nodes of a tree.
+    phase, opcode = ("verify", "budget.learn_paths") if scope.config.shape.is_tree else ("commit", "budget.learn")
+    with scope.b.phase(phase), scope.b.at(scope.at("budget")):
+        agreement = scope.b("carry.load", scope.rows, names=("agreement_before",), field=AGREEMENT)
+        _, accept_index, accept_lens = path
+        links = _links(scope, nodes)
+        given = agreement, nodes.confidence, *links, verified, *((accept_index,) if links else ()), accept_lens
+        after = scope.b(opcode, *given, names=("agreement_after",))
+    with scope.b.phase("commit"):
+        store(scope, {AGREEMENT: after})
 
 
 def _recurrent(scope: Scope) -> dict[str, str]:

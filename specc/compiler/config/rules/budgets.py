@@ -33,7 +33,8 @@ def check_budget(written: Written) -> Findings[None]:
     if not places:
         return
     unable = {
-        "trees": bool(trees(written)),
+        "a tree beside other shapes": bool(trees(written)) and len(_drafted(shapes)) > 1,
+        "a tree and mask: none": bool(trees(written)) and file.mask == "none",
         "draft_sampling: coupled": file.draft_sampling == "coupled",
         "verify_rows: lazy": file.verify_rows == "lazy",
         "step: rotated": file.step == "rotated",
@@ -73,16 +74,29 @@ def _ascending(written: Written, budgets: tuple[Rows, ...], path: Path) -> Findi
             yield Diagnostic("config/out-of-range", message, written.places.value(*path, index), hint, (note,))
 
 
+def _drafted(shapes: tuple[WrittenShape, ...]) -> set[tuple[int, int, int | None]]:
+    """What is drafted at any of these shapes, whatever of it is verified."""
+    return {(shape.num_steps, shape.topk, shape.nodes) for shape in shapes if shape.num_steps}
+
+
 def _limiting(written: Written, shapes: list[WrittenShape], path: Path) -> Findings[None]:
-    """Check that every budget leaves a draft out of the longest of these chains."""
-    longest, budgets = max(shape.num_steps for shape in shapes), shapes[0].budgets
+    """Check that every budget leaves a draft out of the largest of these chains, or trees."""
+    largest, budgets = max(shapes, key=_rows), shapes[0].budgets
     for index, budget in enumerate(budgets):
         where = written.places.value(*path, index) if len(budgets) > 1 else written.places.value(*path)
-        if isinstance(budget, int) and budget > longest:
-            message = f"budget is {budget}, and a chain of {longest} drafts has {longest + 1} rows"
+        if isinstance(budget, int) and budget >= _rows(largest):
+            drafted = (
+                f"a tree of {largest.nodes} nodes" if largest.topk > 1 else f"a chain of {largest.num_steps} drafts"
+            )
+            message = f"budget is {budget}, and {drafted} has {_rows(largest)} rows"
             yield Diagnostic("legal/budget", message, where, _HINT)
     if budgets == (ALL,) and len(shapes) == len(written_shapes(written.file)):
         yield Diagnostic("legal/budget", "budget is all, which leaves no draft out", written.places.value(*path), _HINT)
+
+
+def _rows(shape: WrittenShape) -> int:
+    """Rows of the target if it reads all that is drafted; more than any where that is not written."""
+    return (shape.nodes or _size(ALL)) if shape.topk > 1 else shape.num_steps + 1
 
 
 def _size(budget: Rows) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from specc.compiler.ir.ops.tree import PRODUCT, SELECT
+from specc.compiler.ir.ops.tree import LINKS, PRODUCT, PRODUCT_SCORED
 from specc.compiler.kernels.writing.traffic import named
 from specc.runtime.plan.nodes import External
 from specc.runtime.plan.plan import Plan
@@ -68,9 +68,9 @@ def drafting(plan: Plan) -> DraftPicture:
     source: Source = "look-up" if lookup is not None else "block" if block else "forwards"
     carried = 0 if source != "forwards" else max(steps - len(forwards), 0)
     makers = tuple(node.name for node in forwards) if lookup is None else (lookup[0],)
-    linked = {call.op for _, call in calls} & {SELECT, PRODUCT}
+    linked = {call.op for _, call in calls} & {*LINKS}
     numbers = {} if lookup is None else {key: int(lookup[1].attrs[key]) for key in ("longest", "shortest")}
-    tree = products if PRODUCT in linked else grown
+    tree = products if linked & {PRODUCT, PRODUCT_SCORED} else grown
     drawn = tree(topk, steps, nodes) if linked else comb(steps, nodes)
     corpus = lookup is not None and "corpus" in named(lookup[1])
     return DraftPicture(source, topk, steps, nodes, carried, makers, bool(linked), numbers, corpus, tuple(drawn))

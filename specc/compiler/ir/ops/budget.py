@@ -6,7 +6,7 @@ G of each on average. Rows behind them all are padding. The design is docs/budge
 
 from __future__ import annotations
 
-from specc.compiler.ir.opdef import OpDef
+from specc.compiler.ir.opdef import OpDef, Trait
 
 LIMIT, TAKE, CUT = "budget.limit", "budget.take", "budget.cut"
 """What an algorithm asks for, and what becomes of it."""
@@ -16,6 +16,8 @@ SHARE = "verify_lens", "verify_starts"
 """What rows of requests are called: inputs, where the engine says which they are."""
 PACK, UNPACK, LOGITS = "budget.pack", "budget.unpack", "budget.logits"
 """Between what is by request and packed rows."""
+_ALONG = {"axis": str}, {"axis": "A"}
+"""The axis of what is by request: the path of a chain by default."""
 
 OPS = (
     OpDef("budget.only", "x: T[B, ?s, K] -> x: T[B, ?s]", "What the only candidate of every place has."),
@@ -67,21 +69,35 @@ OPS = (
         " worth 0.97 of that.",
     ),
     OpDef(
+        "budget.estimate_paths",
+        "scores: f32[B, E], parent: i64[B, N], agreement: f32[B, 2] -> estimate: f32[B, E]",
+        "How probable it is that each path of a tree is accepted: `budget.estimate` along it, of drafts that the draft"
+        " finds as probable as their path's score is in shares of their parent's; at most that of the column before."
+        " 0 of what has no parent.",
+    ),
+    OpDef(
+        "budget.learn_paths",
+        "agreement: f32[B, 2], scores: f32[B, E], parent: i64[B, N], tokens: i64[B, N], accept_index: i32[B, A],"
+        " accept_lens: i32[B] -> agreement: f32[B, 2]",
+        "As `budget.learn`: the drafts of a tree that were judged, those children of accepted nodes that are tokens."
+        " What the draft found of each is rounded down to multiples of 2^-20.",
+    ),
+    OpDef(
         LIMIT,
-        "tokens: i64[B, ?n], estimate: f32[B, S], rows: i64[B] -> tokens: i64[B, ?n]",
+        "tokens: i64[B, ?n], estimate: f32[B, ?e], rows: i64[B] -> tokens: i64[B, ?n]",
         "The tokens, with -1 in place of drafts for which the target has no row: `budget.take` says how many it has.",
         until="budgeted",
     ),
     OpDef(
         TAKE,
-        "estimate: f32[B, S], rows: i64[B] -> lens: i32[B], starts: i32[B]",
+        "estimate: f32[B, ?e], rows: i64[B] -> lens: i32[B], starts: i32[B]",
         "Of B * G rows every request has one for its root, and the most probable drafts of the batch have the others:"
-        " the lower place on ties, then the lower request. ``lens`` are the rows of each request, at most S + 1, and"
-        " ``starts`` the first of them; padding rows have none.",
+        " the lower place on ties, then the lower request. ``lens`` are the rows of each request, at most one more than"
+        " it has drafts, and ``starts`` the first of them; padding rows have none.",
     ),
     OpDef(
         EXPECT,
-        "estimate: f32[B, S], rows: i64[B] -> expected: f32[B, $columns]",
+        "estimate: f32[B, ?e], rows: i64[B] -> expected: f32[B, $columns]",
         "Tokens that a request is expected to emit, by column: of each pair ``drafts:rows`` of ``shapes`` as if so many"
         " drafts were all, and B times as many rows were shared out over them as `budget.take` does. One and the"
         " estimates of the drafts that have a row, added in their order; 0 of padding rows.",
@@ -94,17 +110,23 @@ OPS = (
     ),
     OpDef(
         PACK,
-        "value: i64[B, A], lens: i32[B], starts: i32[B] -> packed: i64[B, G]",
-        "The first ``lens`` columns of every request, from flat row ``starts`` on; 0 behind them all.",
+        "value: i64[B, $axis], lens: i32[B], starts: i32[B] -> packed: i64[B, G]",
+        "The first ``lens`` columns of every request, from flat row ``starts`` on; 0 behind them all. ``axis``: A, or N"
+        " of a tree.",
+        *_ALONG,
     ),
     OpDef(
         UNPACK,
-        "packed: T[B, G, ?w], lens: i32[B], starts: i32[B] -> x: T[B, A, ?w]",
-        "The rows of every request from flat row ``starts`` on; 0 from column ``lens`` on.",
+        "packed: T[B, G, ?w], lens: i32[B], starts: i32[B], path?: i32[B, A] -> x: T[B, $axis, ?w]",
+        "The rows of every request from flat row ``starts`` on; 0 from column ``lens`` on. With a ``path`` those of its"
+        " nodes, b * N + column, and 0 where it has none.",
+        *_ALONG,
+        traits=frozenset({Trait.PICKS}),
     ),
     OpDef(
         LOGITS,
-        "logits: T[B, G, ?v], lens: i32[B], starts: i32[B] -> logits: T[B, A, ?v]",
+        "logits: T[B, G, ?v], lens: i32[B], starts: i32[B] -> logits: T[B, $axis, ?v]",
         "The same of logits, which reductions read where they are; from column ``lens`` on the last row again.",
+        *_ALONG,
     ),
 )

@@ -91,9 +91,12 @@ OPS = (
     OpDef(
         TARGET_ROWS,
         f"tokens: i64[B, G], positions: i64[B, G], slots: i64[B, G], lens: i32[B], starts: i32[B], {_WINDOW},"
-        " kv: !kv<target> -> logits: $logits_dtype[B, G, V], kv: !kv<target>, hidden?: $dtype[B, G, $width]",
-        "The target over packed rows: ``lens`` of every request from flat row ``starts`` on, causal. Rows behind them"
-        " all are padding, in slot 0; nobody reads what is handed over of them.",
+        " kv: !kv<target>, mask?: ?, counts?: i32[B, ?n]"
+        " -> logits: $logits_dtype[B, G, V], kv: !kv<target>, hidden?: $dtype[B, G, $width]",
+        "The target over packed rows: ``lens`` of every request from flat row ``starts`` on, which are its first nodes."
+        " Without a mask they are causal. A mask, and its ``counts``, are by request as for `model.target`: what a node"
+        " attends to is among the nodes before it. Rows behind them all are padding, in slot 0; nobody reads what is"
+        " handed over of them.",
         _OUT,
         effect="external",
     ),

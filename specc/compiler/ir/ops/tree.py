@@ -13,6 +13,10 @@ SEEN_SLOTS = "tree.seen_slots"
 SELECT, PRODUCT = "tree.select", "tree.product"
 """What links a tree in every step: of candidates that grew from each other, and of places that know nothing of each
 other."""
+SELECT_SCORED, PRODUCT_SCORED = "tree.select_scored", "tree.product_scored"
+"""The same where the target may not have a row for every node: columns best first, and the score of each path."""
+SELECTS, LINKS = (SELECT, SELECT_SCORED), (SELECT, SELECT_SCORED, PRODUCT, PRODUCT_SCORED)
+"""Those that grew, and all of them."""
 
 
 def mask_mode(opcode: str, attrs: Mapping[str, Any]) -> str:
@@ -84,6 +88,17 @@ OPS = (
         parts=_parts,
     ),
     OpDef(
+        SELECT_SCORED,
+        "rows: i64[B], bonus: i32[B], parts*: ?"
+        " -> tokens: i64[B, N], parent: i64[B, N], depth: i64[B, N], orphan: i1[B, N], scores: f32[B, E]",
+        "The same by descending score, the lower id first on ties: as no candidate scores more than its parent, the"
+        " first n columns are a tree for every n. An ``orphan`` is, besides, a candidate that scores more than its"
+        " parent. ``scores`` are those of the N-1 paths in that order, how probable it is that all of a path is right;"
+        " 0 of padding rows.",
+        {"steps": STEPS},
+        parts=_parts,
+    ),
+    OpDef(
         PRODUCT,
         "rows: i64[B], bonus: i32[B], p: f32[B, S, K], index: i64[B, S, K]"
         " -> tokens: i64[B, N], parent: i64[B, N], depth: i64[B, N]",
@@ -91,6 +106,13 @@ OPS = (
         " product of its candidates': from the root on the best of what the nodes offer is taken, a node's first child"
         " (the next place's first candidate) or its next sibling, the lowest node first on ties and its sibling before"
         " its child. Columns are in that order, so the first n are a tree for every n.",
+        {"steps": STEPS},
+    ),
+    OpDef(
+        PRODUCT_SCORED,
+        "rows: i64[B], bonus: i32[B], p: f32[B, S, K], index: i64[B, S, K]"
+        " -> tokens: i64[B, N], parent: i64[B, N], depth: i64[B, N], scores: f32[B, E]",
+        "The same with the scores of the N-1 paths, as `tree.select_scored` hands them over.",
         {"steps": STEPS},
     ),
     OpDef("tree.positions", "seq_lens: i64[B], depth: i64[B, N] -> positions: i64[B, N]", "seq_len + depth."),

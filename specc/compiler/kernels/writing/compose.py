@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from specc.compiler.ir.core import Module, Op, is_state
 from specc.compiler.ir.opdef import Trait
-from specc.compiler.ir.ops.tree import SELECT
+from specc.compiler.ir.ops.tree import SELECTS
 from specc.compiler.kernels.writing import vocabulary
 from specc.compiler.kernels.writing.blocks import all_fit, fits_registers
 from specc.compiler.kernels.writing.family import CAPACITY, ROW_BLOCK, Cluster, Family, Spec
@@ -133,7 +133,7 @@ class Composed(Family):
 
 def _candidates(module: Module, cluster: Sequence[Op]) -> int:
     """The candidates of the tree that a cluster selects; 0 without one."""
-    select = next((op for op in cluster if op.opcode == SELECT), None)
+    select = next((op for op in cluster if op.opcode in SELECTS), None)
     if select is None:
         return 0
     branches, steps = module.size("K"), int(select.attrs["steps"])

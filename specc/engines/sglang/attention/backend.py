@@ -51,10 +51,13 @@ class StepAttention(ABC):
     def target(self, batch: Any, width: int, mask: Tensor | None, counts: Tensor | None) -> Any:
         """For `width` nodes of each request; `mask` and, in mode `slots`, `counts` are the program's of a tree."""
 
-    def packed(self, batch: Any, width: int, lens: Tensor, starts: Tensor) -> Any:
+    def packed(
+        self, batch: Any, width: int, lens: Tensor, starts: Tensor, mask: Tensor | None, counts: Tensor | None
+    ) -> Any:
         """For rows of the target, `lens` i32[b] of each request from `starts` i32[b] on, at most `width`.
 
-        `served` says which kinds have it.
+        Of a tree they are its first nodes, and `mask` and `counts` are the program's, by request. `served` says which
+        kinds have it.
         """
         raise NotImplementedError(f"{type(self).__name__} prepares no packed rows")
 

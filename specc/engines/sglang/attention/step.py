@@ -70,11 +70,16 @@ class Attention:
         backend = self._by_role["verify"].target(batch, width, mask, counts)
         return backend if self._beside is None else self._beside.over(backend, batch, width)
 
-    def packed(self, batch: Any, width: int, lens: Tensor, starts: Tensor) -> Any:
-        """For rows of the target, `lens` i32[b] of each request from `starts` i32[b] on, at most `width`."""
+    def packed(
+        self, batch: Any, width: int, lens: Tensor, starts: Tensor, mask: Tensor | None, counts: Tensor | None
+    ) -> Any:
+        """For rows of the target, `lens` i32[b] of each request from `starts` i32[b] on, at most `width`.
+
+        Of a tree `mask` and `counts` are the program's, by request.
+        """
         if self._first == "target":
             self._begin(batch)
-        return self._by_role["verify"].packed(batch, width, lens, starts)
+        return self._by_role["verify"].packed(batch, width, lens, starts, mask, counts)
 
     def extend(self, batch: Any, seq_lens: Tensor, width: int, module: int = 0) -> Any:
         """For `width` tokens of each request behind `seq_lens` i64[b], in a module of the draft."""

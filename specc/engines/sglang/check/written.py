@@ -94,8 +94,8 @@ def _branched(arguments: Arguments, server: Started, wanted: Wanted) -> Started:
 
 def _without_budget(server: Started, what: str) -> str:
     """Return what would be served instead of a budget of rows."""
-    verifies = [name for name, backend in BACKENDS.items() if backend.packed]
-    of_attention = what == f"{server.attention['verify'].value} attention"
+    verifies = [name for name, backend in BACKENDS.items() if not backend.whole(server.facts.topk)]
+    of_attention = what.endswith(f"{server.attention['verify'].value} attention")
     return "leave --budget out" + (f", or write --attention-backend {' or '.join(verifies)}" if of_attention else "")
 
 
@@ -147,11 +147,13 @@ def _check_candidates(arguments: Arguments, candidates: Sequence[int], shapes: s
 
 
 def _of_shapes(arguments: Arguments, shapes: Sequence[Shape], wanted: Wanted) -> list[str]:
-    """Return the lines of several shapes: a list, or numbers of steps, all of which have the budgets of a key."""
+    """Return the lines of shapes: a list, or what all have that have the budgets of a key."""
     if not wanted.budget:
         return ["shapes: # --shapes", *(f"  - {{{sizes(shape)}}}" for shape in shapes)]
+    if len(shapes) == 1:
+        return [f"{size} # --shapes" for size in sizes(shapes[0]).split(", ")]
     if any(shape.is_tree for shape in shapes):
-        arguments.refuse("--budget with trees among --shapes", "leave --budget out")
+        arguments.refuse("--budget with a tree beside other --shapes", "leave --budget out")
     return [f"num_steps: {sorted(shape.num_steps for shape in shapes)} # --shapes"]
 
 

@@ -88,8 +88,9 @@ class Forwards:
 
     def target_rows(self, **call: Unpack[TargetRowsCall]) -> ForwardOutputs:
         """See `TargetRowsCall`: to SGLang all requests have as many rows, but for attention."""
-        batch = self._verified(call, None)
-        backend = self._attention.packed(batch, self._steps + 1, call["lens"], call["starts"])
+        mask, counts = call.get("mask"), call.get("counts")
+        batch, most = self._verified(call, mask), self._steps + 1 if counts is None else counts.shape[1]
+        backend = self._attention.packed(batch, most, call["lens"], call["starts"], mask, counts)
         return self._run(self._target, backend, batch, call["tokens"].shape, call["starts"])
 
     def _verified(self, call: Mapping[str, Any], mask: Tensor | None) -> ForwardBatch:

@@ -46,6 +46,7 @@ def misfits(plans: Mapping[Any, Any], worker: Any) -> list[str]:
         *_drawn(plan, worker),
         *_models(plan, worker),
         *_shards(plan, worker, server),
+        *_simulated(plans),
         *states.misfits(plans, worker),
     )
     needed = [seam.HANDOVER] if get_disagg().disaggregation_mode == "decode" else []
@@ -140,6 +141,11 @@ def _shards(plan: Any, worker: Any, server: Server) -> Iterator[str]:
     yield from heads.misfits(plan, runners, scored_tokens(worker), get_parallel().tp_size)
     if plan.ranks > 1 and simulating():
         yield "SGLANG_SIMULATE_ACC_LEN changes whole rows of logits, and those of the program are sharded"
+
+
+def _simulated(plans: Mapping[Any, Any]) -> Iterator[str]:
+    if simulating() and any(shape.is_tree and shape.budget is not None for shape in plans):
+        yield "SGLANG_SIMULATE_ACC_LEN says a path of all nodes of a tree, and the program has not a row for each"
 
 
 def _memory(plans: Mapping[Any, Any], worker: Any, server: Server) -> Iterator[str]:

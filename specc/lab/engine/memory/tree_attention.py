@@ -15,7 +15,7 @@ from specc.lab.engine.memory.context import PagedContext
 from specc.lab.engine.memory.kv_pool import KVPool
 from specc.lab.engine.memory.probing import AttentionCache
 from specc.lab.engine.memory.state_pool import RowStates, StatePool
-from specc.runtime.entry.callbacks import DraftCall, TargetCall
+from specc.runtime.entry.callbacks import DraftCall
 from specc.runtime.semantics.moves import branch_run
 
 
@@ -68,11 +68,12 @@ class TreeContext(PagedContext):
     """
 
     def __init__(
-        self, pool: KVPool, req_to_token: Tensor, call: TargetCall, width: int, prefix_and_tree: Tensor
-    ) -> None:
-        """Describe a verify forward; prefix_and_tree bool[b, N, width] from `visible_keys`."""
-        positions, base = call["positions"], call["seq_lens"][:, None]
-        super().__init__(pool, req_to_token, call["rows"], positions, call["slots"], width)
+        self, pool: KVPool, req_to_token: Tensor, rows: Tensor, positions: Tensor, slots: Tensor, width: int,
+        begin: Tensor, prefix_and_tree: Tensor,
+    ) -> None:  # fmt: skip
+        """Describe a verify forward of windows from positions i64[b] on; prefix_and_tree is of `visible_keys`."""
+        super().__init__(pool, req_to_token, rows, positions, slots, width)
+        base = begin[:, None]
         column = (self.key_positions - base).clamp(0, positions.shape[1] - 1)
         in_window = self.key_positions >= base
         self.key_positions = torch.where(in_window, positions.gather(1, column), self.key_positions)
@@ -80,6 +81,22 @@ class TreeContext(PagedContext):
 
     def visible(self) -> Tensor:
         """Which keys each node attends to, bool[b, N, width]."""
+        return self._visible
+
+
+class RowsContext(PagedContext):
+    """Some nodes of trees, each as a request of one token, out of the context of all nodes of all requests."""
+
+    def __init__(self, tree: PagedContext, slots: Tensor, owners: Tensor, columns: Tensor) -> None:
+        """Describe the forward of nodes i64[r] of requests i64[r], which are written to slots i64[r]."""
+        AttentionCache.__init__(self)
+        self.pool, self.width, self.read_slots = tree.pool, tree.width, tree.read_slots[owners]
+        self.key_positions, self.positions = tree.key_positions[owners], tree.positions[owners, columns][:, None]
+        self.write_slots, self.reached, self._masks = slots.clamp(min=0), [], {}
+        self._visible = tree.visible()[owners, columns][:, None]
+
+    def visible(self) -> Tensor:
+        """Which keys each node attends to, bool[r, 1, width]."""
         return self._visible
 
 

@@ -13,7 +13,7 @@ from specc.lab.engine.errors import ContractError
 from specc.lab.engine.memory.context import PagedContext
 from specc.lab.engine.memory.kv_pool import KVPool
 from specc.lab.engine.memory.state_pool import RowStates, StatePool
-from specc.lab.engine.memory.tree_attention import TreeContext, node_by_node, seen_columns, visible_keys
+from specc.lab.engine.memory.tree_attention import RowsContext, TreeContext, node_by_node, seen_columns, visible_keys
 from specc.lab.engine.models.causal_models import ModelSizes, TargetModel
 from specc.lab.engine.serving.prompts import PrefillPrompt, Prefix, PromptBatch, Span, grouped
 from specc.lab.engine.serving.requests.grammar import GrammarMasks
@@ -107,6 +107,7 @@ class TargetCallbacks:
     def __init__(self, target: TargetModel, memory: EngineMemory, plan: Plan) -> None:
         """Bind the model to memory."""
         self.target_model, self.memory, self.mask_mode = target, memory, plan.serving.mask_mode
+        self.nodes = plan.shape.num_nodes
         self.masks = GrammarMasks(plan, target.device)
         self.logits_dtypes = {role: DTYPES[model.logits_dtype] for role, model in plan.models.items()}
 
@@ -118,7 +119,8 @@ class TargetCallbacks:
     @torch.inference_mode()
     def target(self, **call: Unpack[TargetCall]) -> Forward:
         """See `TargetCall`. `visible_keys` reads the mask of a tree, and `seen_columns` one of slots."""
-        tokens, window, pool = call["tokens"], self._window(call), self.memory.states.get("target")
+        tokens, pool = call["tokens"], self.memory.states.get("target")
+        window = self._window(call, call["positions"], call["slots"])
         if pool is None:
             states, handed = self._run(tokens, window)
         else:
@@ -134,9 +136,12 @@ class TargetCallbacks:
         """
         shape, owners = call["slots"].shape, owners_of(call["lens"], call["starts"], call["slots"].numel())
         tokens, positions, slots = (call[name].view(-1, 1) for name in ("tokens", "positions", "slots"))
-        rows = torch.where(owners < 0, 0, call["rows"][owners.clamp(min=0)])
-        memory = self.memory
-        window = PagedContext(memory.pools["target"], memory.req_to_token, rows, positions, slots, memory.width)
+        if "mask" in call:
+            window = self._window_of_rows(call, owners)
+        else:
+            rows = torch.where(owners < 0, 0, call["rows"][owners.clamp(min=0)])
+            memory = self.memory
+            window = PagedContext(memory.pools["target"], memory.req_to_token, rows, positions, slots, memory.width)
         states, handed = self._run(tokens, window)
         return captured(self._target_logits(states).view(*shape, -1), handed.view(*shape, -1), call["capture"])
 
@@ -145,16 +150,28 @@ class TargetCallbacks:
         states = self.target_model.forward(tokens, paged.positions, paged)
         return states, self.target_model.handed_over(states)
 
-    def _window(self, call: TargetCall) -> PagedContext:
-        """The memory of all nodes, in which each sees what the mask shows."""
-        slots, mask, mode = call["slots"], call.get("mask"), self.mask_mode
+    def _window_of_rows(self, call: TargetRowsCall, owners: Tensor) -> PagedContext:
+        """The memory of packed rows of trees, by the requests i64[r] that they are of, -1 of padding."""
+        there, owner = owners >= 0, owners.clamp(min=0)
+        column = torch.where(there, torch.arange(len(owners), device=owners.device) - call["starts"][owner], 0)
+        nodes = len(call["rows"]), self.nodes
+        place = torch.where(there, owner * nodes[1] + column, nodes[0] * nodes[1])  # padding behind them all
+        by_request = (
+            packed.new_full((nodes[0] * nodes[1] + 1,), -1).index_copy(0, place, packed.flatten())[:-1].view(nodes)
+            for packed in (call["positions"], call["slots"])
+        )
+        return RowsContext(self._window(call, *by_request), call["slots"].flatten(), owner, column)
+
+    def _window(self, call: TargetCall | TargetRowsCall, positions: Tensor, slots: Tensor) -> PagedContext:
+        """The memory of all nodes, i64[b, N], in which each sees what the mask shows."""
+        mask, mode = call.get("mask"), self.mask_mode
         pool, table, width = self.memory.pools["target"], self.memory.req_to_token, self.memory.width
         if mask is None or mode is None:
-            return PagedContext(pool, table, call["rows"], call["positions"], slots, width)
+            return PagedContext(pool, table, call["rows"], positions, slots, width)
         if (counts := call.get("counts")) is not None:
             mask, mode = seen_columns(mask, counts, slots), "qlen"
         visible = visible_keys(mask, mode, call["seq_lens"], slots.shape[1], width)
-        return TreeContext(pool, table, call, width, visible)
+        return TreeContext(pool, table, call["rows"], positions, slots, width, call["seq_lens"], visible)
 
     @torch.inference_mode()
     def commit_state(self, **call: Unpack[CommitStateCall]) -> None:

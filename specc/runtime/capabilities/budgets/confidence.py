@@ -27,7 +27,7 @@ class ConfidenceShape:
     it promises. What is chosen depends on earlier steps alone.
 
     Args:
-        buckets: those of every shape of the program, which are chains.
+        buckets: those of every shape of the program, which are chains, or one tree at several budgets.
         step_cost: time of one draft step, in times of a step without drafts, where there are no `times`.
         node_cost: time of one more row that the target reads, likewise.
         gain: by how much, relative, another shape must be better.

@@ -68,9 +68,19 @@ def test_several_budgets_are_shapes(tmp_path: Path) -> None:
     assert [str(shape) for shape in resolved.shapes] == ["0", "2b2", "2", "3b2", "3"]
 
 
-def test_trees_have_no_budgets() -> None:
+def test_a_tree_has_a_budget_where_fa3_verifies(tmp_path: Path) -> None:
+    hopper = TREE | {"--attention-backend": "fa3"}
+    resolved = config(tmp_path, HEAD | hopper, options=("--budget", "4,8,all"))
+    assert [str(shape) for shape in resolved.shapes] == ["3x4x12b4", "3x4x12b8", "3x4x12"]
+    assert resolved.file.mask == "slots"
+    result = run("--budget", "4", "--", *words(HEAD | TREE | {"--attention-backend": "triton"}))
+    assert "--budget with trees under triton attention is not served" in result.stderr
+    assert "write --attention-backend fa3" in result.stderr
+
+
+def test_trees_beside_other_shapes_have_no_budgets() -> None:
     result = run("--budget", "2", "--shapes", "3x4x12,3", "--", *words(HEAD | TREE))
-    assert "--budget with trees among --shapes is not served" in result.stderr
+    assert "--budget with a tree beside other --shapes is not served" in result.stderr
 
 
 def test_a_word_that_is_no_budget_is_found_in_the_file() -> None:

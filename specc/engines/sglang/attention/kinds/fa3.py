@@ -13,6 +13,7 @@ RECORDS = (
         blocks=True,
         drafts_blocks=True,
         packed=True,
+        packed_trees=True,
         prepared_by="flash.Flash",
         tables=True,
         touches="""

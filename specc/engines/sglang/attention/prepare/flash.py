@@ -2,7 +2,7 @@
 
 A tree's forwards read in two parts, whose results SGLang's backend merges: the text, which all nodes of a request see,
 and behind it what each sees of the tree: the draft's branches their own pages, the target's nodes the slots that the
-program's mask lists (`mask: slots`).
+program's mask lists (`mask: slots`). Where requests share rows out, the nodes are those that have one.
 """
 
 from __future__ import annotations
@@ -60,31 +60,44 @@ class Flash(StepAttention):
     def target(self, batch: Any, width: int, mask: Tensor | None, counts: Tensor | None) -> Any:
         """See `StepAttention`."""
         tables, rows, backend = self._tables, batch.batch_size, self._roles.verify
-        text, nodes = self._text(rows, width, tables.verifying(rows)), None
+        text, listed = self._text(rows, width, tables.verifying(rows)), None
         if mask is not None and counts is not None:
-            nodes = FlashAttentionMetadata(
-                cache_seqlens_int32=counts.view(-1),
-                cu_seqlens_q=tables.starts(rows * width, 1),
-                cu_seqlens_k=tables.starts(rows * width, 1),
-                page_table=mask.view(rows * width, width),
-            )
-            self._schedule(backend, nodes, 1, causal=False)
-        self._schedule(backend, text, tables.sizes.page, causal=nodes is None)
-        return self._set(backend, text, nodes)
+            listed = mask.view(rows * width, width), counts.view(-1)
+        return self._verify(backend, text, listed)
 
-    def packed(self, batch: Any, width: int, lens: Tensor, starts: Tensor) -> Any:
+    def packed(
+        self, batch: Any, width: int, lens: Tensor, starts: Tensor, mask: Tensor | None, counts: Tensor | None
+    ) -> Any:
         """See `StepAttention`."""
         tables, backend = self._tables, self._roles.verify
         ends, bounds = self._packed.fill(batch, lens, starts)
-        text = self._text(batch.batch_size, width, ends, bounds)
-        self._schedule(backend, text, tables.sizes.page, causal=True)
-        return self._set(backend, text, None)
+        listed = None
+        if mask is not None and counts is not None:
+            ends = tables.verifying(batch.batch_size)
+            listed = self._packed.seen(lens, starts, mask, counts, len(batch.input_ids))
+        return self._verify(backend, self._text(batch.batch_size, width, ends, bounds), listed)
 
     def extend(self, batch: Any, seq_lens: Tensor, width: int) -> Any:
         """See `StepAttention`."""
         batch.extend_prefix_lens, batch.extend_seq_lens_cpu = seq_lens, [width] * len(seq_lens)
         rows = batch.batch_size
         return self._set(self._roles.extend, self._text(rows, width, self._tables.extending(rows)), None)
+
+    def _verify(self, backend: Any, text: FlashAttentionMetadata, listed: tuple[Tensor, Tensor] | None) -> Any:
+        """The target's backend over the text, and behind it over the slots i32[r, N] that nodes list, of which i32[r].
+
+        Each node is a sequence of its own there.
+        """
+        nodes = None
+        if listed is not None:
+            slots, counts = listed
+            each = self._tables.starts(len(counts), 1)
+            nodes = FlashAttentionMetadata(
+                cache_seqlens_int32=counts, cu_seqlens_q=each, cu_seqlens_k=each, page_table=slots
+            )
+            self._schedule(backend, nodes, 1, causal=False)
+        self._schedule(backend, text, self._tables.sizes.page, causal=nodes is None)
+        return self._set(backend, text, nodes)
 
     def _text(self, rows: int, width: int, lengths: Tensor, bounds: Tensor | None = None) -> FlashAttentionMetadata:
         """Metadata of `width` queries of each request over its table, up to i32[rows] lengths.

@@ -56,7 +56,9 @@ class Triton(StepAttention):
         backend.forward_metadata = self._metadata(starts, slots, width, mask, mask_starts, seen)
         return backend
 
-    def packed(self, batch: Any, width: int, lens: Tensor, starts: Tensor) -> Any:
+    def packed(
+        self, batch: Any, width: int, lens: Tensor, starts: Tensor, mask: Tensor | None, counts: Tensor | None
+    ) -> Any:
         """See `StepAttention`."""
         backend, (_, bounds) = self._roles.verify, self._packed.fill(batch, lens, starts)
         seen = None if self._windows is None else self._windows.fill(batch)
