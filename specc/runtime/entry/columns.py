@@ -55,6 +55,5 @@ class Columns:
             raise BatchError(f"{self._entry} needs the batch's seq_lens")
         for name, read in self._reads.items():
             if (getattr(batch, name) is not None) != read:
-                needed = "needs the batch's" if read else "does not read"
-                raise BatchError(f"{self._entry} {needed} {name}")
+                raise BatchError(f"{self._entry} {'needs' if read else 'does not read'} the batch's {name}")
         return columns

@@ -18,8 +18,7 @@ class Shape(_Sizes):
 
     ``rows`` are those that the target reads of a request, on average over the batch: all N, by default, or fewer, which
     is a budget. Shapes order by their steps first, and by their rows last. As text it is ``3`` for a chain of 3 drafts,
-    ``0`` for a step without drafts, ``5x4x24`` for a tree of 24 nodes, and ``3b2`` for a chain with a budget of 2 rows,
-    ``5x4x24b8`` for a tree with one of 8.
+    ``0`` for a step without drafts, ``5x4x24`` for a tree of 24 nodes, and ``3b2`` for a chain with a budget of 2 rows.
     """
 
     __slots__ = ()

@@ -227,11 +227,11 @@ def test_prompts_that_do_not_fit(tokens: object, message: str) -> None:
 def test_prompts_are_given_only_where_they_are_read() -> None:
     step = bind(lookup_plan(corpus=False), make_engine(PROMPTS))
     step.prefill(Batch([3], [3], PROMPTS[3]))
-    with pytest.raises(BatchError, match="step does not read prompt_tokens"):
+    with pytest.raises(BatchError, match="step does not read the batch's prompt_tokens"):
         step.decode(Batch([3], prompt_tokens=PROMPTS[3]))
     engine = make_engine(PROMPTS)
     chain = bind(chain_plan(), engine)
-    with pytest.raises(BatchError, match="prefill does not read prompt_tokens"):
+    with pytest.raises(BatchError, match="prefill does not read the batch's prompt_tokens"):
         chain.prefill(Batch([3], [3], PROMPTS[3]))
 
 
