@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import importlib
 import json
+import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -25,7 +27,14 @@ from specc.engines.sglang.attention.roles import Roles, name_of
 from specc.engines.sglang.attention.step_tables import Sizes, Tables
 
 STEPS, NODES, LARGEST, CONTEXT, PAGE = 3, 4, 4, 512, 64
-BATCHES = ([7, 300, 64], [7, 300, 64], [500, 1], [63, 62, 127])
+GROUP = 4
+"""Tokens whose index keys are one (qsa)."""
+DRAW = random.Random(0)
+BATCHES = (
+    *({1: 7, 2: 300, 3: 64}, {2: 7, 3: 300, 4: 64}, {3: 500, 4: 1}, {4: 63, 5: 62, 6: 127}),
+    *({row: DRAW.randint(1, 500) for row in DRAW.sample(range(1, 9), DRAW.randint(1, LARGEST))} for _ in range(12)),
+)
+"""The texts' lengths, by the requests' rows."""
 PACKAGE = "sglang.srt.layers.attention"
 COMMON: dict[str, Any] = {
     "device": "cpu",
@@ -162,6 +171,53 @@ def dsa_read(backend: Any, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return of.cache_seqlens_int32, of.real_page_table[::queries]
 
 
+def qsa(_: int) -> Any:
+    """With a pool's sizes, and its kernels, which SGLang launches on a GPU alone."""
+    module = importlib.import_module(f"{PACKAGE}.qwen_sparse_attn_backend")
+    heads = {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 32}
+    config = SimpleNamespace(**heads, indexer_budget=512 * GROUP, indexer_compress_ratio=GROUP)
+    pool = {"qsa_compressed_page_size": PAGE // GROUP, "qsa_compress_ratio": GROUP, "qsa_block_topk": 512}
+    runner = SimpleNamespace(
+        token_to_kv_pool=SimpleNamespace(**pool),
+        device="cpu",
+        is_draft_worker=False,
+        model_config=SimpleNamespace(hf_text_config=config, context_len=CONTEXT),
+        req_to_token_pool=SimpleNamespace(req_to_token=SLOTS),
+    )
+    made, zeros = module.QwenSparseAttnBackend(runner), torch.zeros
+    made._can_replay_with_gpu_kernels = lambda *_: True
+    module.maybe_create_verify_mask = lambda **_: None
+    unpinned = patch("torch.zeros", lambda *sizes, pin_memory=False, **named: zeros(*sizes, **named))
+    with unpinned, patch.object(module, "get_spec"):
+        made.init_cuda_graph_state(LARGEST, LARGEST * NODES)
+    return made
+
+
+def qsa_read(backend: Any, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Lengths and pages of each request; rows are queries. All of it is what SGLang prepares outside of graphs."""
+    of, own = backend.forward_metadata, backend._metadata_from_forward_batch(batch)
+    mine, wanted = of.indexer_metadata, own.indexer_metadata
+    queries = 1 if batch.forward_mode.is_decode() else NODES
+    check(torch.equal(of.sequence_lengths, own.sequence_lengths))
+    check(torch.equal(of.row_req_pool_indices, own.row_req_pool_indices.int()))
+    check(torch.equal(mine.sequence_lengths, of.sequence_lengths))
+    check(torch.equal(mine.token_to_batch_idx, wanted.token_to_batch_idx))
+    for name, same in (("decode_logical_positions", torch.int32), ("pending_ring_slots", torch.int64)):
+        check(torch.equal(getattr(mine, name), getattr(wanted, name).to(same)))
+    check(torch.equal(mine.graph_compressed_lengths, wanted.decode_lengths))
+    pages = mine.graph_compressed_page_table
+    for row, count in enumerate((-(-of.sequence_lengths // PAGE)).tolist()):
+        check(torch.equal(pages[row, :count], wanted.decode_page_table[row, :count]))
+    whole = of.sequence_lengths % GROUP == 0
+    check(int(whole.sum()) == int((wanted.write_locs != 0).sum()))
+    check(bool((mine.graph_write_locs[~whole] == 0).all()))
+    for place, row in enumerate(whole.nonzero()[:, 0].tolist()):
+        check(int(wanted.compress_sequence_ids[place]) == row)
+        check(int(mine.graph_write_locs[row]) == int(wanted.write_locs[place]))
+        check(mine.graph_ring_group_locs[row].tolist() == wanted.compress_group_ring_locs[place].tolist())
+    return of.sequence_lengths[queries - 1 :: queries], pages[::queries]
+
+
 def flashmla_lengths(backend: Any, batch: Any) -> torch.Tensor:
     """As its forwards read them: from the batch, but for extend."""
     own = backend.forward_metadata.seq_lens_k
@@ -184,18 +240,19 @@ KINDS: dict[str, tuple[Callable[[int], Any], Callable[[Any, Any], tuple[torch.Te
         lambda backend, batch: (flashmla_lengths(backend, batch), backend.forward_metadata.block_kv_indices),
     ),
     "dsa": (dsa, dsa_read),
+    "qsa": (qsa, qsa_read),
 }
 
 
-def batch_of(mode: str, rows: torch.Tensor, lengths: torch.Tensor) -> Any:
-    """A forward's batch, as far as metadata reads it."""
+def batch_of(mode: str, rows: torch.Tensor, lengths: torch.Tensor, text: torch.Tensor) -> Any:
+    """A forward's batch behind a text, as far as metadata reads it."""
     infos = importlib.import_module("sglang.srt.speculative.eagle_info")
     modes = importlib.import_module("sglang.srt.model_executor.forward_batch_info").ForwardMode
     names = {"draft": "EagleDraftInput", "verify": "EagleVerifyInput", "extend": "EagleDraftExtendInput"}
     info = object.__new__(getattr(infos, names[mode]))
     width = 1 if mode == "draft" else NODES
     vars(info).update(num_tokens_per_req=width, draft_token_num=width, topk=1, ragged_verify_layout=None)
-    tokens = SLOTS[rows[:, None], lengths[:, None] + torch.arange(width)].long().flatten()
+    positions = text[:, None] + torch.arange(width)
     return SimpleNamespace(
         forward_mode={"draft": modes.DECODE, "verify": modes.TARGET_VERIFY, "extend": modes.DRAFT_EXTEND_V2}[mode],
         batch_size=len(rows),
@@ -204,8 +261,9 @@ def batch_of(mode: str, rows: torch.Tensor, lengths: torch.Tensor) -> Any:
         seq_lens_cpu=None,
         seq_lens_sum=None,
         encoder_lens=None,
-        positions=tokens,
-        out_cache_loc=tokens,
+        positions=positions.flatten(),
+        out_cache_loc=SLOTS[rows[:, None], positions].long().flatten(),
+        input_ids=positions.flatten(),
         kv_loc_plan=None,
         spec_info=info,
     )
@@ -217,20 +275,21 @@ def steps(kind: str) -> list[Any]:
     backends = [make(0), make(1), make(0), make(0)]
     check({name_of(backend) for backend in backends} == {kind.partition(" ")[0]})
     for backend, mode in zip(backends, ("draft", "draft", "verify", "extend"), strict=True):
-        given = batch_of(mode, torch.tensor([1, 2]), torch.tensor([9, 9]))  # a size that SGLang has captured
+        text = torch.tensor([9, 9])
+        given = batch_of(mode, torch.tensor([1, 2]), text, text)  # a size that SGLang has captured
         backend.init_forward_metadata_out_graph(given, in_capture=True)
     before = [dict(of) for backend in backends for of in vars(backend).values() if isinstance(of, dict)]
     sizes = Sizes(LARGEST, STEPS, 1, NODES, PAGE, context=CONTEXT)
     attention, reads = Contract(Roles(backends[:2], None, *backends[2:]), Tables(SLOTS, sizes)), []
-    for place, lengths in enumerate(BATCHES):
-        rows, text = torch.arange(len(lengths)) + place + 1, torch.tensor(lengths)
+    for lengths in BATCHES:
+        rows, text = torch.tensor([*lengths]), torch.tensor([*lengths.values()])
         by_forward: dict[str, Any] = {}
         for step in range(STEPS - 1):
-            given = batch_of("draft", rows, text)
+            given = batch_of("draft", rows, text, text + step)
             by_forward[f"draft {step}"] = read(attention.draft(step, given), given)
-        given = batch_of("verify", rows, text)
+        given = batch_of("verify", rows, text, text)
         by_forward["verify"] = read(attention.target(given, NODES, None, None), given)
-        given = batch_of("extend", rows, text + STEPS + 1)
+        given = batch_of("extend", rows, text + STEPS + 1, text)
         by_forward["extend"] = read(attention.extend(given, text, STEPS + 1), given)
         reads.append({forward: [part.tolist() for part in parts] for forward, parts in by_forward.items()})
     now = [dict(of) for backend in backends for of in vars(backend).values() if isinstance(of, dict)]
@@ -242,8 +301,9 @@ def assisted() -> list[Any]:
     """For each batch the keys that an assistant reads of each request in the target's second pool, and the pages."""
     backend, sizes = two_pools(0), Sizes(LARGEST, STEPS, 1, NODES, PAGE, context=CONTEXT)
     attention, reads = Reading(Roles([backend], None, two_pools(0), None), Tables(SLOTS, sizes), captured=True), []
-    for place, lengths in enumerate(BATCHES):
-        given = batch_of("draft", torch.arange(len(lengths)) + place + 1, torch.tensor(lengths))
+    for lengths in BATCHES:
+        text = torch.tensor([*lengths.values()])
+        given = batch_of("draft", torch.tensor([*lengths]), text, text)
         reads.append([part.tolist() for part in of_second_pool(attention.draft(0, given), given)])
         check(attention.draft(1, given) is backend and given.spec_info is not None)
     return reads

@@ -21,20 +21,20 @@ def test_forwards_read_their_keys(kind: str, reads: dict[str, Any]) -> None:
     kept, steps = reads[kind]
     assert kept, "what SGLang's graphs read has been replaced"
     more = {f"draft {step}": step + 1 for step in range(STEPS - 1)} | {"verify": NODES, "extend": STEPS + 1}
-    for place, (lengths, step) in enumerate(zip(BATCHES, steps, strict=True)):
+    for lengths, step in zip(BATCHES, steps, strict=True):
         assert step.keys() == more.keys()
         for forward, (keys, pages) in step.items():
-            assert keys == [length + more[forward] for length in lengths]
-            for row, (count, table) in enumerate(zip(keys, pages, strict=True), place + 1):
+            assert keys == [length + more[forward] for length in lengths.values()]
+            for row, count, table in zip(lengths, keys, pages, strict=True):
                 wanted = [reads["slots"][row][at] // PAGE for at in range(0, count, PAGE)]
                 assert table[: len(wanted)] == wanted
 
 
 def test_an_assistant_reads_the_text_in_a_second_pool(reads: dict[str, Any]) -> None:
     """As it is, without the place of any draft."""
-    for place, (lengths, (keys, pages)) in enumerate(zip(BATCHES, reads["assisted"], strict=True)):
-        assert keys == lengths
-        for row, (count, table) in enumerate(zip(keys, pages, strict=True), place + 1):
+    for lengths, (keys, pages) in zip(BATCHES, reads["assisted"], strict=True):
+        assert keys == [*lengths.values()]
+        for row, count, table in zip(lengths, keys, pages, strict=True):
             wanted = [reads["slots"][row][at] // PAGE for at in range(0, count, PAGE)]
             assert table[: len(wanted)] == wanted
 

@@ -14,9 +14,11 @@ CACHES: Mapping[str, str] = {
     "mla": "MLATokenToKVPool",
     "dsa": "DSATokenToKVPool",
     "compressed": "DeepSeekV4TokenToKVPool",
+    "qsa": "QSATokenToKVPool",
 }
 """Layouts of KV caches that are served -> SGLang's class: keys and values, those with a second pool for layers with a
-window, a latent row, one with an indexer's keys, rows of a window with entries that several tokens share."""
+window, a latent row, one with an indexer's keys, rows of a window with entries that several tokens share, and keys and
+values with an indexer's keys, of which several tokens share one."""
 
 
 STATES: Mapping[str, str] = {"GDN": "GDNAttnBackend", "KDA": "KDAAttnBackend", "Mamba-2": "Mamba2AttnBackend"}

@@ -24,8 +24,9 @@ _OWN_CACHES = re.compile(r"DiffusionGemma|Dots3|Inkling|MiniMaxM3Sparse|Unlimite
 _COMPRESSED = re.compile(r"DeepseekV4")
 """Architectures whose KV cache has entries that several tokens share, beside a window."""
 
-_OWN_ATTENTION: Mapping[str, str] = {"Qwen4Exp": "QwenSparseAttnBackend"}
-"""How the names of architectures begin whose layers have attention of their own, whatever is written -> its class."""
+_OWN_ATTENTION: Mapping[str, str] = {"Qwen4Exp": "qsa"}
+"""How the names of architectures begin whose layers have attention of their own, whatever is written -> its name, which
+is that of the layout of its KV cache, too."""
 
 _BLOCKS_ATTENTION: Mapping[str, str] = {"DeepseekV4ForCausalLMDSpark": "dsv4"}
 """Classes of drafts of blocks that have attention of their own, whatever is written -> its name."""
@@ -39,7 +40,7 @@ _TWO_POOLS = re.compile(
 """Architectures whose windows SGLang keeps in a KV pool of their own, beside that of layers that see the whole text."""
 
 
-_STARTED_WITH: Mapping[str, tuple[str, ...]] = {"DeepseekV41": ("DSPARK",), "DeepseekV4": ("EAGLE", "DSPARK")}
+_STARTED_WITH: Mapping[str, tuple[str, ...]] = {"DeepseekV41": ("DSPARK",), "DeepseekV4": ("EAGLE", "DSPARK"), "Qwen4Exp": ("EAGLE", "NEXTN")}
 """How the names of classes begin for which SGLang drafts by some algorithms alone -> these; the first one counts."""
 
 _CHUNKED = ("Llama4ForConditionalGeneration",)
@@ -65,6 +66,7 @@ def facts_of(values: Mapping[str, Value], kind: KindOfDraft | None = None) -> Se
     chunked = "attention_chunk" in values and architecture in _CHUNKED
     if (windowed or chunked) and not blocks and _TWO_POOLS.match(architecture):
         cache = "swa"
+    cache = own_attention(values) or cache
     if _COMPRESSED.match(architecture):
         cache = "compressed"
     return ServedModel(
@@ -95,7 +97,7 @@ def as_draft(values: Mapping[str, Value], kind: KindOfDraft) -> dict[str, Value]
 
 
 def own_attention(values: Mapping[str, Value]) -> str | None:
-    """Return SGLang's class of attention that a target's layers have whatever is written; None for most."""
+    """Return the attention that a model's layers have whatever is written; None for most."""
     architecture = architecture_of(values)
     return next((kind for begin, kind in _OWN_ATTENTION.items() if architecture.startswith(begin)), None)
 

@@ -286,8 +286,10 @@ def _attention(
     origin = _why(gpu, cache, architecture, known, drafting.topk)
     facts = {role: Fact(name, _origin(arguments, role, mode) or origin) for role, name in by_role.items()}
     of_prefill = prefill or base, _origin(arguments, "verify", "prefill") or origin
-    if (of_layers := own_attention(target.values)) is not None:
-        facts |= {"verify": Fact(of_layers, f"what layers of {architecture} have")}
+    draft = target if drafting.draft is None else drafting.draft[1]
+    for role, model in {role: target if role == "verify" else draft for role in facts}.items():
+        if (of_layers := own_attention(model.values)) is not None:
+            facts[role] = Fact(of_layers, f"what layers of {architecture_of(model.values)} have")
     newest = gpu.arch in B200
     if kind is not None and (of_draft := kind.attention(own, of_prefill, newest=newest, on_cpu=gpu.is_cpu)):
         facts |= {"draft": Fact(*of_draft)}

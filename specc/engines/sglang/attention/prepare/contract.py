@@ -28,14 +28,14 @@ from ..step_tables import Tables
 HELD = ("forward_metadata", "forward_decode_metadata")
 """What layers read, by the names that backends have for it."""
 ROOM = "metadata"
-"""In the names of tables, by size of batch, of what a backend has made room for."""
+"""In the names of tables of what a backend has made room for, by size of batch, or by a mode and that."""
 
 
 @dataclass
 class Room:
     """What a backend has for a size of batch: entries of its tables, and what layers read."""
 
-    entries: dict[str, Any] = field(default_factory=dict[str, Any])
+    entries: dict[str, dict[Any, Any]] = field(default_factory=dict[str, dict[Any, Any]])
     held: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
@@ -98,8 +98,12 @@ def _tables(backend: Any) -> dict[str, dict[Any, Any]]:
     return {name: of for name, of in vars(backend).items() if ROOM in name and isinstance(of, dict)}
 
 
+def _of_size(table: dict[Any, Any], rows: int) -> dict[Any, Any]:
+    return {key: entry for key, entry in table.items() if key == rows or (isinstance(key, tuple) and key[-1] == rows)}
+
+
 def _room(backend: Any, rows: int) -> Room:
-    entries = {name: of[rows] for name, of in _tables(backend).items() if rows in of}
+    entries = {name: _of_size(of, rows) for name, of in _tables(backend).items()}
     return Room(entries, {name: vars(backend)[name] for name in HELD if name in vars(backend)})
 
 
@@ -110,13 +114,12 @@ def _exchanged(backend: Any, rows: int, room: Room | None) -> Iterator[None]:
     if room is not None:
         for name, value in room.held.items():
             setattr(backend, name, value)
-        for name, entry in room.entries.items():
-            getattr(backend, name)[rows] = entry
+        for name, of in room.entries.items():
+            getattr(backend, name).update(of)
     try:
         yield
     finally:
         for name, of in _tables(backend).items():
-            if name in entries:
-                of[rows] = entries[name]
-            else:
-                of.pop(rows, None)
+            for key in _of_size(of, rows).keys() - entries[name].keys():
+                del of[key]
+            of.update(entries[name])
