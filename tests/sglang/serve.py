@@ -57,6 +57,7 @@ ENVIRONMENT_COMPRESSED = {
     "SGLANG_OPT_USE_TOPK_V2": "0",
 }
 """What SGLang has in plain torch itself, or does by the same kernels as other forwards."""
+ENVIRONMENT_SPARSE = {"SPECC_TEST_SPARSE": "1", "TORCHDYNAMO_DISABLE": "1"}
 IDLE_S = 30
 OTHER_S = 240
 MODELS = {
@@ -78,12 +79,14 @@ MODELS = {
     "Qwen3_5ForCausalLM": {"llama", "qwen3_5", "qwen3_5_mtp", "qwen3_5_text"},
     "Qwen3_5ForConditionalGeneration": {"dspark", "qwen3_5", "qwen3_5_mtp", "qwen3_vl"},
     "Qwen3_5MoeForConditionalGeneration": {"qwen3_5", "qwen3_5_mtp", "qwen3_vl"},
+    "Qwen4ExpForConditionalGeneration": {"qwen3_5", "qwen3_5_mtp", "qwen3_vl", "qwen4_exp", "qwen4_exp_mtp"},
     "Qwen3MoeForCausalLM": {"llama", "llama_eagle3", "qwen2_moe", "qwen3_moe"},
     "Qwen2VLForConditionalGeneration": {"qwen2", "qwen2_vl"},
 }
 """Modules of a target and its drafts, by the target's architecture. SGLang would import some two hundred more."""
 COMPRESSED = "DeepseekV4"
-RECURRENT = ("KimiLinear", "NemotronH", "Qwen3Next", "Qwen3_5")
+SPARSE = "Qwen4Exp"
+RECURRENT = ("KimiLinear", "NemotronH", "Qwen3Next", "Qwen3_5", SPARSE)
 """How the names of architectures begin that keep a recurrent state."""
 
 
@@ -238,6 +241,8 @@ def main() -> None:
         os.environ |= {"SPECC_TEST_STATES": "1", "SGLANG_MAMBA_CONV_DTYPE": "float32"}
     if device == "cpu" and architecture.startswith(COMPRESSED):
         os.environ.update(ENVIRONMENT_COMPRESSED)
+    if device == "cpu" and architecture.startswith(SPARSE):
+        os.environ.update(ENVIRONMENT_SPARSE)
     if device == "cpu" and given["engine"].get("attention_backend") == "fa3":  # its metadata is computed in Triton
         os.environ["TRITON_INTERPRET"] = "1"
     if device == "cpu":

@@ -5,8 +5,8 @@ variables ask for more: SPECC_TEST_OVERLAP=1 keeps the overlap schedule, SPECC_T
 after that token, SPECC_TEST_PLAN=1 has the host plan attention, SPECC_TEST_PAD=1 fills every step of a program up to
 its largest batch, SPECC_TEST_SHAPES=1 draws the shape of every step of a program, SPECC_TEST_LACK=request loses the
 hidden states of that one on its way from the server that prefilled it, SPECC_TEST_STATES=1 keeps states of recurrent
-layers, SPECC_TEST_COMPRESSED=1 attends over compressed keys, and with TRITON_INTERPRET=1 FlashAttention 3 may be asked
-for. The internal state gets `specc_testing`: the
+layers, SPECC_TEST_COMPRESSED=1 attends over compressed keys, SPECC_TEST_SPARSE=1 to tokens that an index picks, and
+with TRITON_INTERPRET=1 FlashAttention 3 may be asked for. The internal state gets `specc_testing`: the
 accounting of KV slots, states and pool rows, what every rank emitted, ran and gathered of logits, and how many steps
 were planned.
 """
@@ -37,6 +37,7 @@ SHAPES = "SPECC_TEST_SHAPES"
 LACK = "SPECC_TEST_LACK"
 STATES = "SPECC_TEST_STATES"
 COMPRESSED = "SPECC_TEST_COMPRESSED"
+SPARSE = "SPECC_TEST_SPARSE"
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 LORA = "sglang.srt.lora.lora_manager.LoRAManager.__init__"
 LOGITS = "sglang.srt.layers.logits_processor.LogitsProcessor.forward"
@@ -105,6 +106,11 @@ def register() -> None:
 
         pin_nothing()
         compress_keys()
+    if os.environ.get(SPARSE) == "1":
+        from specc_testing_sparse import pick_tokens
+
+        pin_nothing()
+        pick_tokens()
     if os.environ.get(PLAN) == "1":
         HookRegistry.register(f"{SCHEDULER}.__init__", plan_attention, HookType.AFTER)
     if os.environ.get(PAD) == "1":
