@@ -13,10 +13,12 @@ def pick_tokens() -> None:
     """Let SGLang attend to tokens that an index picks, and mix residual streams, on a CPU, all in float32."""
     from sglang.srt.layers.attention.qsa import metadata
     from sglang.srt.layers.attention.qsa.qsa_indexer import QSAIndexer
+    from sglang.srt.mem_cache import allocation
     from sglang.srt.models import qwen4_exp as model
 
     QSAIndexer.forward_native = QSAIndexer._forward_impl
     metadata.gather_qsa_compressed_keys = gather
+    allocation.get_last_loc_triton = allocation.get_last_loc_torch
     model.HyperConnectionConfig = partial(in_float32, model.HyperConnectionConfig)
     widen(model.Qwen4ExpNGramEmbedding, "forward")
 

@@ -216,6 +216,16 @@ def is_recurrent(worker: Any) -> bool:
     return hasattr(worker.req_to_token_pool, "mamba_pool")
 
 
+def clear(worker: Any, rows: Tensor) -> None:
+    """Let the states of pool rows i64[b] be those of new requests, as SGLang does where it gives them out.
+
+    A prefill overwrites those of recurrent layers, and goes on from what layers that look n-grams up have beside them.
+    """
+    if is_recurrent(worker):
+        pool = worker.req_to_token_pool
+        pool.mamba_pool.clear_slots(pool.req_index_to_mamba_index_mapping[rows])
+
+
 @contextlib.contextmanager
 def own_states(worker: Any, rows: Tensor) -> Iterator[None]:
     """While a server is idle, give pool rows i64[b] states of their own. RuntimeError if there are too few.

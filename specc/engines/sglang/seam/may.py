@@ -67,6 +67,7 @@ speculative.spec_utils.sample_simulated_acc_len(simulate_acc_len simulate_acc_me
 layers.attention.hybrid_linear_attn_backend.HybridLinearAttnBackend: attn_backend_list full_attn_backend
     linear_attn_backend
 mem_cache.memory_pool.MambaPool: mamba_cache
+mem_cache.memory_pool.MambaPool.clear_slots(indices)
 mem_cache.memory_pool.HybridReqToTokenPool: mamba_pool req_index_to_mamba_index_mapping
 speculative.spec_utils.commit_mamba_states_after_verify(target_worker batch accept_lens accept_index draft_token_num)
 speculative.spec_utils.prepare_mamba_track_for_verify(batch)

@@ -22,7 +22,7 @@ from ..parts import shards
 from ..parts.gathered import Gathered
 from ..parts.lora import none_asked
 from ..parts.mrope import text_positions
-from ..parts.states import is_recurrent, looks_up, own_states
+from ..parts.states import clear, is_recurrent, looks_up, own_states
 from ..windows import same_slots, slots_of
 
 logger = logging.getLogger(__name__)
@@ -135,7 +135,7 @@ class _Own:
     """SGLang's own forward of the target, as it prefills."""
 
     def __init__(self, worker: Any, rows: Tensor) -> None:
-        self._runner, self._rows = worker.target_worker.model_runner, rows
+        self._runner, self._rows, self._worker = worker.target_worker.model_runner, rows, worker
         self._table = worker.req_to_token_pool.req_to_token
         self.pool, self._gathered = self._runner.token_to_kv_pool, Gathered(rows.device)
 
@@ -143,6 +143,7 @@ class _Own:
         """The logits f32[b, V] after the first lengths i64[b] of texts i64[b, T], on the host as they are."""
         from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 
+        clear(self._worker, self._rows)
         device, counts = self._rows.device, lengths.tolist()
         places = [torch.arange(count) for count in counts]
         tokens = torch.cat([text[:count] for text, count in zip(texts, counts, strict=True)])
