@@ -22,6 +22,9 @@ class MambaPool:
     replayssm_is_flush: Any
     replayssm_spec_write_pos: Any
 
+    def clear_slots(self, indices: Any) -> None:
+        raise AssertionError("no target here keeps a recurrent state")
+
 
 @at("mem_cache.memory_pool")
 class HybridReqToTokenPool:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from head_layouts import write
-from hybrid_models import BITS, HIDDEN, LAYERS, Draw, parted_weights_of, part
+from hybrid_models import BITS, HIDDEN, LAYERS, Draw, part, parted_weights_of
 from sglang_ngrams import is_prime
 from sglang_seers import about, joined, see, tower
 from torch import Tensor
@@ -45,7 +45,9 @@ def write_sparse(folder: Path, wide: int) -> None:
     token, before = made.pop("mtp.fc.weight").chunk(2, 1)
     made |= {"mtp.fc_embedding.weight": token, "mtp.fc_hidden.weight": before}
     made["mtp.pre_fc_norm_hidden.weight"] = torch.zeros(STREAMS * HIDDEN)
-    of_language = {re.sub(r"^model\.", "model.language_model.", name): weights for name, weights in joined(made).items()}
+    of_language = {
+        re.sub(r"^model\.", "model.language_model.", name): weights for name, weights in joined(made).items()
+    }
     write(folder, of_language | tower(), described(wide))
     see(folder)
 

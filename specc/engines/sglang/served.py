@@ -79,8 +79,8 @@ class Server:
     @property
     def conditions(self) -> list[str]:
         """Those of `served_settings.UNDER` that it is under."""
-        recurrent = self.target is not None and bool(self.target.state)
-        return ["under data parallelism"] * (self.groups > 1) + ["beside recurrent state"] * recurrent
+        of_target = [] if self.target is None else self.target.conditions
+        return ["under data parallelism"] * (self.groups > 1) + of_target
 
     @property
     def weighs(self) -> str | None:
@@ -242,7 +242,7 @@ def _of_attention(server: Server) -> Iterator[Refusal]:
             yield Refusal(f"attention {role}", f"{name} attention over {cache} ({role})")
         elif known is not None and known.window and not backend.sees(role, known):
             yield Refusal(f"attention {role}", f"{name} attention with sliding windows ({role})")
-        elif server.groups > 1 and backend.planned:
+        elif server.groups > 1 and not backend.grouped:
             yield Refusal(f"attention {role}", f"{name} attention under data parallelism ({role})")
         elif server.kind is not None and server.kind.blocks and role == "draft" and not backend.blocks:
             yield Refusal(f"attention {role}", f"{name} attention over blocks ({role})")

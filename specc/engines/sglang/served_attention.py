@@ -50,6 +50,12 @@ class ServedModel:
     beside: str = ""
     borrows: bool = False
 
+    @property
+    def conditions(self) -> list[str]:
+        """Those of `served_settings.UNDER` that a server is under whose target this is."""
+        looks_up = self.cache == "qsa"  # as all such models do
+        return ["beside recurrent state"] * bool(self.state) + ["beside n-grams"] * looks_up
+
 
 @dataclass(frozen=True)
 class AttentionBackend:
@@ -65,6 +71,7 @@ class AttentionBackend:
         shapes: whether it prepares steps of several shapes.
         windows: the roles in which layers may see a window of the text alone.
         planned: whether the host plans each step of it.
+        grouped: whether it is served where attention is data parallel.
         blocks: whether it runs a draft that fills in blocks.
         packed: whether it verifies rows of which each request has as many as it gets (a budget of rows).
         packed_trees: whether it does so of trees.
@@ -92,6 +99,7 @@ class AttentionBackend:
     shapes: bool = True
     windows: tuple[str, ...] = ()
     planned: bool = False
+    grouped: bool = True
     blocks: bool = False
     packed: bool = False
     packed_trees: bool = False

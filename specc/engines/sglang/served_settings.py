@@ -61,6 +61,9 @@ RECURRENT: dict[str, tuple[object, str]] = {
 }
 """The same where a target keeps a recurrent state."""
 
+LOOKS_UP: dict[str, tuple[object, str]] = {"enable_linear_replayssm_spec": (False, "records of recurrent states")}
+"""The same where layers beside them look n-grams up in what SGLang's commit of records leaves as it is (Qwen4-Exp)."""
+
 OF_KINDS: dict[str, tuple[object, str]] = {"enable_multi_layer_eagle": (False, "multi-layer EAGLE")}
 """Settings by which SGLang takes a kind of draft (`KindOfDraft.setting`): then no other kind is served."""
 
@@ -78,6 +81,7 @@ stands counts."""
 UNDER: dict[str, dict[str, tuple[object, str]]] = {
     "under data parallelism": DATA_PARALLEL,
     "beside recurrent state": RECURRENT,
+    "beside n-grams": LOOKS_UP,
 }
 """What else counts under which condition, in words that stand behind what is refused."""
 NAMES = frozenset(SETTINGS).union(OF_KINDS, BESIDE_BUDGETS, *UNDER.values())

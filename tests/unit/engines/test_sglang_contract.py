@@ -79,6 +79,21 @@ class TRTLLMHAAttnBackend(_Recorded):
         return self.forward_metadata.lengths.tolist()
 
 
+class QwenSparseAttnBackend(TRTLLMMLABackend):
+    """Makes buffers anew for a size and a mode, in one table, of which it has two."""
+
+    def init_forward_metadata_out_graph(self, batch: Any, in_capture: bool = False) -> None:
+        self.calls.append("capture" if in_capture else "out")
+        key = batch.mode, batch.batch_size
+        if in_capture:
+            self.decode_cuda_graph_metadata[key] = SimpleNamespace(lengths=torch.full(key[1:], -1))
+        self.forward_metadata = self.decode_cuda_graph_metadata[key]
+        self.forward_metadata.lengths.copy_(self.keys(batch, 0))
+
+    def read(self) -> list[int]:
+        return self.forward_metadata.lengths.tolist()
+
+
 def batch(mode: str, lengths: list[int]) -> Any:
     rows, info = torch.tensor(lengths), SimpleNamespace()
     return SimpleNamespace(mode=mode, batch_size=len(rows), seq_lens=rows, spec_info=info)
@@ -102,7 +117,7 @@ def wanted(lengths: list[int]) -> dict[str, list[int]]:
     return {forward: [length + keys for length in lengths] for forward, keys in more.items()}
 
 
-@pytest.mark.parametrize("kind", [TRTLLMMLABackend, TRTLLMHAAttnBackend])
+@pytest.mark.parametrize("kind", [TRTLLMMLABackend, TRTLLMHAAttnBackend, QwenSparseAttnBackend])
 def test_forwards_read_their_keys_and_sglangs_room_stays(kind: type[Any]) -> None:
     backends = [kind(0), kind(1), kind(), kind()]
     modes = ("draft", "draft", "verify", "extend")

@@ -92,7 +92,8 @@ def test_states_that_are_served(state: str, topk: int) -> None:
 def test_settings_that_count_under_a_condition(condition: str, name: str) -> None:
     """Their words say under which."""
     groups = 2 if condition == "under data parallelism" else 1
-    target = ServedModel(state=next(iter(STATES)) if groups == 1 else "")
+    cache = "qsa" if condition == "beside n-grams" else "mha"
+    target = ServedModel(cache, state=next(iter(STATES)) if groups == 1 else "")
     (served, *_), what = served_under([condition])[name]
     unserved = True if served is False else "another"
     words = what if unserved is True else f"{what} ({name} {unserved})"

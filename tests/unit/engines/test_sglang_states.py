@@ -17,6 +17,7 @@ from specc.engines.sglang.attention.roles import Roles
 from specc.engines.sglang.parts.states import (
     NgramHistory,
     RecurrentStates,
+    clear,
     kept_at_ends,
     looks_up,
     misfits,
@@ -222,6 +223,14 @@ def test_a_dry_step_has_states_of_its_own() -> None:
         own_states(worker(slots=1), torch.tensor([1, 2])),
     ):
         pass
+
+
+def test_a_text_of_the_dry_step_begins_with_states_of_a_new_request() -> None:
+    cleared, idle = list[list[int]](), worker()
+    idle.req_to_token_pool.mamba_pool.clear_slots = lambda slots: cleared.append(slots.tolist())
+    clear(idle, torch.tensor([1, 3]))
+    assert cleared == [[7, 5]]
+    clear(SimpleNamespace(req_to_token_pool=SimpleNamespace()), torch.tensor([1, 3]))
 
 
 @pytest.mark.parametrize("topk", [1, 4])

@@ -54,6 +54,7 @@ class ModelFacts:
     There are more than keys of the configuration: ``aux_layers`` (text, counted from 1), ``context_length``,
     ``draft_vocab_size``, ``num_mtp_modules``, ``language_model`` (a class of transformers'), ``architecture`` (the
     class that the weights are of), ``window`` and ``attention_chunk`` (tokens that some layers see at most),
+    ``index_group`` (tokens of which an indexer keeps one key),
     ``whole_num_kv_heads`` and ``whole_head_dim`` (of layers that see the whole text, where others differ),
     ``usual_num_kv_heads`` and ``usual_head_dim`` (what the file names, though some layers may differ),
     ``quant_method``, ``speculators`` (the type of a draft in that format), the sizes of a `RecurrentState` and, in
@@ -135,6 +136,7 @@ def _facts(config: object, text: object, directory: Directory) -> dict[str, Fact
         "kv_dtype": kv_dtype(config, text, directory.quantization),
         "experts_per_token": attribute(text, ("num_experts_per_tok", "num_experts_per_token")),
         "index_topk": attribute(text, ("index_topk",)),
+        "index_group": attribute(text, ("indexer_compress_ratio",)),
         "context_length": _context_length(text),
         "language_model": Fact(own, "architectures") if (own := language_model(directory.content)) else None,
         "architecture": _architecture(directory.content),

@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from specc.compiler.support.files.cachedir import default_directory, keep, kept
 
-FORMAT = 15
+FORMAT = 16
 """Part of every key. Raise it when other facts are read from a model."""
 
 Facts = dict[str, list[str | int]]

@@ -40,8 +40,14 @@ _TWO_POOLS = re.compile(
 """Architectures whose windows SGLang keeps in a KV pool of their own, beside that of layers that see the whole text."""
 
 
-_STARTED_WITH: Mapping[str, tuple[str, ...]] = {"DeepseekV41": ("DSPARK",), "DeepseekV4": ("EAGLE", "DSPARK"), "Qwen4Exp": ("EAGLE", "NEXTN")}
-"""How the names of classes begin for which SGLang drafts by some algorithms alone -> these; the first one counts."""
+_STARTED_WITH: Mapping[str, tuple[str, ...]] = {
+    "DeepseekV41": ("DSPARK",),
+    "DeepseekV4": ("EAGLE", "DSPARK"),
+    "Qwen4Exp": ("EAGLE", "NEXTN"),
+}
+"""How the names of classes begin for which drafts are by some algorithms alone -> these; the first one counts.
+
+SGLang starts no others, or they end with the first step, or have run nowhere (a draft of its own over Qwen4-Exp)."""
 
 _CHUNKED = ("Llama4ForConditionalGeneration",)
 """Architectures whose layers see a chunk of the text alone; of others SGLang takes ``attention_chunk_size`` for a
@@ -140,6 +146,16 @@ def unstarted(values: Mapping[str, Value], algorithm: str | None) -> str | None:
     """Return the algorithm and a target for which SGLang does not draft by it, in words; None where it does."""
     alone = algorithms_of(values)
     return f"{algorithm} for {_written(values)}" if alone and algorithm is not None and algorithm not in alone else None
+
+
+def too_wide(values: Mapping[str, Value], nodes: int) -> str | None:
+    """Return what SGLang does not verify of so many nodes of a request in a target, in words; None where it does.
+
+    It keeps the last tokens' index keys where those of as many later ones go, as many as one key has.
+    """
+    group = values.get("index_group")
+    wide = own_attention(values) is not None and isinstance(group, int) and nodes > group
+    return f"a step of {nodes} nodes over index keys of {group} tokens" if wide else None
 
 
 def algorithms_of(values: Mapping[str, Value]) -> tuple[str, ...]:

@@ -221,6 +221,7 @@ TOO_MUCH = [
         ("DeepSeek-V3", "mla"),
         ("served/DeepSeek-V4-Flash", "compressed"),
         ("served/DeepSeek-V4.1-Flash", "compressed"),
+        ("served/Qwen3.8-Flash-Next", "qsa"),
     ],
 )
 def test_where_sglang_keeps_keys_and_values(name: str, cache: str) -> None:

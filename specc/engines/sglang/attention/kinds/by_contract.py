@@ -37,5 +37,5 @@ RECORDS = (
     _by_contract("flashmla", ("mla",), classes=("FlashMLABackend",), adds_no_step=True),
     _by_contract("fa4", ("mha",), drafts_blocks=True),
     _by_contract("dsa", ("dsa",), classes=("DeepseekSparseAttnBackend",), formerly=("nsa",), adds_no_step=True),
-    _by_contract("qsa", ("qsa",), classes=("QwenSparseAttnBackend",), adds_no_step=True),
+    _by_contract("qsa", ("qsa",), classes=("QwenSparseAttnBackend",), adds_no_step=True, grouped=False),
 )

@@ -10,6 +10,7 @@ RECORDS = (
         caches=("mha",),
         mask="qlen",
         planned=True,
+        grouped=False,
         blocks=True,
         drafts_blocks=True,
         classes=("FlashInferAttnBackend",),
