@@ -18,9 +18,9 @@ def check(*words: str, options: tuple[str, ...] = (), algorithm: str = "NEXTN", 
     """What `check` ends with, and what it says."""
     sizes = ("--speculative-num-steps", str(steps), "--speculative-num-draft-tokens", str(steps + 1))
     server = (*WORDS, "--speculative-algorithm", algorithm, *sizes, *words)
-    result = CliRunner().invoke(
-        app, ["sglang", "check", "-o", os.devnull, "--force", "--gpu", "h200", *options, "--", *server]
-    )
+    with TemporaryDirectory() as folder:
+        given = ("-o", f"{folder}/written.yaml", "--gpu", "h200", *options)
+        result = CliRunner().invoke(app, ["sglang", "check", *given, "--", *server])
     return result.exit_code, " ".join((result.stdout + result.stderr).split())
 
 
