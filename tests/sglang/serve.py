@@ -57,7 +57,10 @@ ENVIRONMENT_COMPRESSED = {
     "SGLANG_OPT_USE_TOPK_V2": "0",
 }
 """What SGLang has in plain torch itself, or does by the same kernels as other forwards."""
-ENVIRONMENT_SPARSE = {"SPECC_TEST_SPARSE": "1", "TORCHDYNAMO_DISABLE": "1"}
+ENVIRONMENT_SPARSE = {
+    "cpu": {"SPECC_TEST_SPARSE": "1", "TORCHDYNAMO_DISABLE": "1"},
+    "cuda": {"SPECC_TEST_SPARSE": "1"},
+}
 IDLE_S = 30
 OTHER_S = 240
 MODELS = {
@@ -241,8 +244,8 @@ def main() -> None:
         os.environ |= {"SPECC_TEST_STATES": "1", "SGLANG_MAMBA_CONV_DTYPE": "float32"}
     if device == "cpu" and architecture.startswith(COMPRESSED):
         os.environ.update(ENVIRONMENT_COMPRESSED)
-    if device == "cpu" and architecture.startswith(SPARSE):
-        os.environ.update(ENVIRONMENT_SPARSE)
+    if architecture.startswith(SPARSE):
+        os.environ.update(ENVIRONMENT_SPARSE[device])
     if device == "cpu" and given["engine"].get("attention_backend") == "fa3":  # its metadata is computed in Triton
         os.environ["TRITON_INTERPRET"] = "1"
     if device == "cpu":

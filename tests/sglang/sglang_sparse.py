@@ -20,7 +20,7 @@ from torch import Tensor
 
 STREAMS, RANK = 4, 8
 """Residual streams, and the rank of what mixes them."""
-GROUP, INDEX, ASKED = 4, 32, 2
+GROUP, INDEX, ASKED = 4, 64, 8
 """Tokens whose index keys are one, how wide these are, and the heads that ask."""
 GRAM, TABLES, ROW, LEAST, ROWS = 3, 2, 8, 400, 128
 """The longest n-gram, tables for each length, how wide they are and how long at least, and what they are padded to."""

@@ -107,10 +107,13 @@ def register() -> None:
         pin_nothing()
         compress_keys()
     if os.environ.get(SPARSE) == "1":
-        from specc_testing_sparse import pick_tokens
+        import specc_testing_sparse as sparse
 
-        pin_nothing()
-        pick_tokens()
+        if ON_CPU:
+            pin_nothing()
+            sparse.pick_tokens()
+        else:
+            sparse.attend_by_fa3()
     if os.environ.get(PLAN) == "1":
         HookRegistry.register(f"{SCHEDULER}.__init__", plan_attention, HookType.AFTER)
     if os.environ.get(PAD) == "1":
