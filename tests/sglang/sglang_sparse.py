@@ -24,8 +24,9 @@ GROUP, INDEX, ASKED = 4, 64, 8
 """Tokens whose index keys are one, how wide these are, and the heads that ask."""
 GRAM, TABLES, ROW, LEAST, ROWS = 3, 2, 8, 400, 128
 """The longest n-gram, tables for each length, how wide they are and how long at least, and what they are padded to."""
-FOUND, BEFORE, WINDOW = 2.0, 0.5, 4
-"""How much what is found counts, and how many places a convolution reads of it."""
+FOUND, BEFORE, FAINT, WINDOW = 8.0, 0.5, 0.02, 4
+"""How much what is found counts, what stood before it, and what residual streams do to it, and places of a convolution.
+"""
 NAME = "Qwen4ExpForConditionalGeneration"
 
 
@@ -80,7 +81,7 @@ def looked_up(draw: Draw) -> dict[str, Tensor]:
     before[:, part("bits", 0, BITS)] = BEFORE * draw.noise(STREAMS, 2, 1, WINDOW)
     return {
         "ple_embedding.ngram_embedding.shard_0.weight": draw.noise(rows(heads), ROW).sign(),
-        "key_proj.weight": draw.noise(STREAMS * HIDDEN, heads * ROW),
+        "key_proj.weight": FAINT * draw.noise(STREAMS * HIDDEN, heads * ROW),
         "value_proj.weight": found,
         "conv1d.weight": before.flatten(0, 1),
         **{f"norm_{of}.weight": torch.zeros(STREAMS * HIDDEN) for of in ("key", "query", "conv")},

@@ -43,7 +43,7 @@ SPARSE = Family(
     arguments=STATES | POOL | ({"mm_attention_backend": "triton_attn"} if ON_GPU else {}),
     anew=True,
     pools={"NEXTN": ["QSATokenToKVPool", "QSATokenToKVPool"]},
-    accepted=1.2,
+    accepted=1.05,
 )
 COMPARED = [(SPARSE, engine) for engine in (OWN, *SPARSE.programs)]
 
@@ -59,7 +59,7 @@ def test_without_speculation_texts_are_the_targets_own(family: Family, engines: 
     oracle, answers = Oracle(engines.models / "sparse"), list(greedy(engines.of(family.alone)))
     followed, ahead = decided(oracle.of_texts)
     assert followed > 24
-    assert ahead > 1e-3
+    assert ahead > 0.1
     for number, request, output in answers[::3]:
         if "pictures" not in request:
             assert oracle.follow(oracle.tokens(request["text"]), output["token_ids"]), number
