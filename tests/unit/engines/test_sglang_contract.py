@@ -39,7 +39,7 @@ class TRTLLMMLABackend(_Recorded):
 
     def __init__(self, step: int = 0) -> None:
         super().__init__(step)
-        self.decode_cuda_graph_metadata: dict[int, Any] = {}
+        self.decode_cuda_graph_metadata: dict[Any, Any] = {}
         self.forward_decode_metadata: Any = "of a prefill"
 
     def init_forward_metadata_out_graph(self, batch: Any, in_capture: bool = False) -> None:

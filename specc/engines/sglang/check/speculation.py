@@ -93,7 +93,8 @@ def draft_source(arguments: Arguments, algorithm: str, target: Model | None) -> 
     _check_class(arguments, algorithm, draft)
     candidates = candidates_of(arguments, kind)
     sizes = _most(candidates) if candidates else _sizes(arguments, algorithm, kind, draft, target)
-    if None not in (sizes, target) and (wide := too_wide(target[1].values, int(sizes[2].value))) is not None:
+    nodes = 0 if sizes is None else int(sizes[2].value)
+    if target is not None and (wide := too_wide(target[1].values, nodes)) is not None:
         arguments.refuse(wide, f"write a smaller {STEPS}, and {NODES} as many and one, or leave that out")
     return DraftSource(algorithm, kind, draft, origin, sizes, candidates, left_off(arguments, kind))
 
