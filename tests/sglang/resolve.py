@@ -32,7 +32,9 @@ from sglang.srt.arg_groups.overrides import (
 from sglang.srt.configs.model_config import ModelConfig, is_deepseek_dsa, is_deepseek_v4
 from sglang.srt.disaggregation.decode import DecodeReqToTokenPool
 from sglang.srt.layers.attention import attention_registry as registry
+from sglang.srt.layers.attention.qsa.config import is_qwen_qsa, parse_qsa_profile
 from sglang.srt.mem_cache import kv_cache_configurator as pools
+from sglang.srt.mem_cache.qsa_kv_pool import QSATokenToKVPool
 from sglang.srt.model_executor import model_runner
 from sglang.srt.model_executor.model_runner_components import attention_backend_setup as setup
 from sglang.srt.model_executor.model_runner_components.load_model_utils import resolve_sliding_window_size
@@ -110,16 +112,17 @@ class Chosen:
         kind = builder.removeprefix("_build_").removesuffix("_kv_pool").removesuffix("_req_pool")
         if kind in ("mha", "mla", "dsa"):
             return given[f"{kind}_pool_class"]
+        config = self.model_config.hf_config
         named = {
             "default": pools.ReqToTokenPool,
             "decode": DecodeReqToTokenPool,
             "hybrid": pools.HybridReqToTokenPool,
             "hybrid_swa": pools.SWAKVPool,
             "hybrid_mla_swa": pools.SWAKVPool,
-            "hybrid_linear": pools.HybridLinearKVPool,
+            "hybrid_linear": QSATokenToKVPool if is_qwen_qsa(config) else pools.HybridLinearKVPool,
             "dsv4": pools.DeepSeekV4TokenToKVPool,
         }
-        return named.get(kind) or type(f"that of {self.model_config.hf_config.architectures[0]}", (), {})
+        return named.get(kind) or type(f"that of {config.architectures[0]}", (), {})
 
     def pool(self) -> Any:
         """A pool of keys and values, without any."""
@@ -138,10 +141,9 @@ class Chosen:
             pool.full_layer_nums, pool.full_to_swa_index_mapping = len(self.model_config.full_attention_layer_ids), None
         if chosen is pools.DeepSeekV4TokenToKVPool:
             pool.present_ratios = sorted({ratio for ratio in config.compress_ratios if ratio})
-        if chosen is pools.HybridLinearKVPool:
-            pool.full_kv_pool = object.__new__(
-                pools.MLATokenToKVPool if self.use_mla_backend else pools.MHATokenToKVPool
-            )
+        if issubclass(chosen, pools.HybridLinearKVPool):
+            pool.full_kv_pool = object.__new__(kind)
+            pool.full_kv_pool.quant_method, pool.full_kv_pool.dtype = None, torch.bfloat16
         return pool
 
     def requests(self) -> Any:
@@ -223,6 +225,9 @@ def target_backend(made: Any) -> Any:
 
 class Factory(DraftBackendFactory):
     """SGLang's choice of the draft's attention backends, which makes such."""
+
+    def __init__(self, runner: Any, *sizes: Any) -> None:
+        super().__init__(runner, *sizes, qsa_profile=parse_qsa_profile(runner.model_config.hf_config))
 
     def __getattribute__(self, name: str) -> Any:
         kind = re.fullmatch(r"_create_(\w+)_(decode|prefill)_backend", name)

@@ -25,7 +25,7 @@ from specc.compiler.config.presets.contract import EngineNeeds
 from specc.compiler.config.wanted import Wanted
 from specc.compiler.support.diagnostics import DiagnosticError
 from specc.engines.sglang.check.command_line import Arguments, parse
-from specc.engines.sglang.check.models import unserved
+from specc.engines.sglang.check.models import own_attention, unserved
 from specc.engines.sglang.check.server import Started, roles, started
 from specc.engines.sglang.check.written import configuration
 from specc.engines.sglang.served import refusals
@@ -204,6 +204,10 @@ def test_which_server_starts(
     resolved = answer["server"]
     mode = arguments.text("--speculative-attention-mode", "prefill")
     given_out = roles(resolved["prefill"], resolved["decode"], resolved["draft"], mode)
+    if (
+        of_layers := own_attention(settings.models["target"][1].values)
+    ) is not None:  # `test_what_is_refused` asks these
+        given_out = dict.fromkeys(given_out, of_layers)
     mine = {role: fact.value for role, fact in settings.attention.items()}
     shape = [settings.num_steps.value, settings.topk.value, settings.num_draft_tokens.value]
     if settings.kind.model_less:  # a program's form is its own, and no forward is a draft's
