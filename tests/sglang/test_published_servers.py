@@ -204,9 +204,8 @@ def test_which_server_starts(
     resolved = answer["server"]
     mode = arguments.text("--speculative-attention-mode", "prefill")
     given_out = roles(resolved["prefill"], resolved["decode"], resolved["draft"], mode)
-    if (
-        of_layers := own_attention(settings.models["target"][1].values)
-    ) is not None:  # `test_what_is_refused` asks these
+    # What layers have whatever is written is asked by `test_what_is_refused`, of SGLang's own objects.
+    if (of_layers := own_attention(settings.models["target"][1].values)) is not None:
         given_out = dict.fromkeys(given_out, of_layers)
     mine = {role: fact.value for role, fact in settings.attention.items()}
     shape = [settings.num_steps.value, settings.topk.value, settings.num_draft_tokens.value]
