@@ -161,5 +161,5 @@ def test_a_program_that_reads_every_row_is_told_of_none() -> None:
     machine = machine_of("STANDALONE", None)
     machine.prefill()
     batch = Batch(ROWS, [machine.lens[row] for row in ROWS], verify_lens=[1, 1, 1])
-    with pytest.raises(BatchError, match="step does not read the batch.s verify_lens"):
+    with pytest.raises(BatchError, match="step does not read the batch's verify_lens"):
         machine.step.commit(batch, torch.zeros(3, 4, 96))
