@@ -32,7 +32,7 @@ DRAWING = [replace(VARIANTS[0], drafting=how) for how in ("coupled", "rejection"
 """Whose drafts are drawn, so that accepted lengths are not those of vLLM's noise."""
 SEEN = "SPECC_TEST_SEEN"
 CHOOSING = """
-import json, os, torch
+import functools, json, os, torch
 
 def register():
     from vllm.config import VllmConfig
@@ -52,6 +52,7 @@ def register():
 
     load = Speculator.load_model
 
+    @functools.wraps(load)
     def loaded(self, target):
         load(self, target)
         self.draft_token_confidence_probs.fill_(1.0)  # rows of dummy runs have whatever was there
