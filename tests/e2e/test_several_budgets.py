@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import cycle
+from typing import Protocol
 
 import pytest
 import torch
@@ -34,6 +35,13 @@ CONFIGS = [
 each_config = pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.algorithm.lower())
 
 
+class Ran(Protocol):
+    """What a request has come to: tokens and rows of each of its steps."""
+
+    lens: list[int]
+    rows: list[int]
+
+
 class Noting(ConfidenceShape):
     """Takes turns, and keeps what steps expect."""
 
@@ -57,8 +65,36 @@ class Noting(ConfidenceShape):
 
 def promised(survivals: Sequence[Sequence[float]], shape: Shape) -> list[float]:
     """How many tokens every request is expected to emit at a shape."""
-    own = [request[: shape.num_steps] for request in survivals]
+    own = [request[: shape.num_nodes - 1] for request in survivals]
     return [1 + sum(request[:room]) for request, room in zip(own, shares(own, shape.rows), strict=True)]
+
+
+def promised_by_all(config: Config, survivals: Sequence[Sequence[float]], shape: Shape) -> list[list[float]]:
+    """The same, by request, of every shape that a step of `shape` expects something of."""
+    columns = [promised(survivals, other) for other in shapes_expected(shapes_of(config), shape)]
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+def check_steps(config: Config, policy: Noting, texts: Sequence[Ran], want: Sequence[list[list[float]]]) -> None:
+    """Let an engine run by a policy: it accepts what `texts` did, and expects of each step what is wanted."""
+    completions = make_engine(config, shape=policy).generate(PROMPTS, StopConditions(NEW))
+    for prompt, completion, text in zip(PROMPTS, completions, texts, strict=True):
+        assert completion.token_ids == expected(prompt)[:NEW]
+        assert completion.accept_lens == emitted(text.lens, NEW - 1)
+    assert set(policy.ran) == set(shapes_of(config))
+    assert len(Counter(rows for text in texts for rows in text.rows)) > 2, "requests have different numbers of rows"
+    assert len(want) == len(policy.expected_tokens) > 3
+    for mine, theirs in zip(want, policy.expected_tokens, strict=True):
+        torch.testing.assert_close(torch.tensor(theirs), torch.tensor(mine), rtol=1e-3, atol=1e-4)
+
+
+def check_switches(config: Config, seed: int) -> None:
+    """Let an engine run any shape at every step: texts are the target's."""
+    config = replace(config, overlap=bool(seed % 2), verify="target_only" if seed == 2 else "greedy")
+    engine = make_engine(config, padded=True, shape=AnyShape(config, seed))
+    for prompt, completion in zip(PROMPTS, engine.generate(PROMPTS, StopConditions(NEW)), strict=True):
+        assert completion.token_ids == expected(prompt)[:NEW]
+    assert len({shape for _, shape in engine.stats.decodes}) > 1
 
 
 @each_config
@@ -81,28 +117,15 @@ def test_every_step_verifies_by_its_own_budget(config: Config) -> None:
             break
         survivals = step(running, shape.num_steps, shape.rows)
         if shape.num_steps:
-            columns = [promised(survivals, other) for other in shapes_expected(shapes_of(config), shape)]
-            want.append([list(row) for row in zip(*columns, strict=True)])
-    completions = make_engine(config, shape=policy).generate(PROMPTS, StopConditions(NEW))
-    for prompt, completion, text in zip(PROMPTS, completions, texts, strict=True):
-        assert completion.token_ids == expected(prompt)[:NEW]
-        assert completion.accept_lens == emitted(text.lens, NEW - 1)
-    assert set(policy.ran) == set(shapes_of(config))
-    assert len(Counter(rows for text in texts for rows in text.rows)) > 2, "requests have different numbers of rows"
-    assert len(want) == len(policy.expected_tokens) > 3
-    for mine, theirs in zip(want, policy.expected_tokens, strict=True):
-        torch.testing.assert_close(torch.tensor(theirs), torch.tensor(mine), rtol=1e-3, atol=1e-4)
+            want.append(promised_by_all(config, survivals, shape))
+    check_steps(config, policy, texts, want)
 
 
 @each_config
 @pytest.mark.parametrize("seed", range(3))
 def test_a_switch_changes_no_text(config: Config, seed: int) -> None:
     """Whatever is chosen for every step, by a scheduler that runs ahead as well, at the temperatures of requests."""
-    config = replace(config, overlap=bool(seed % 2), verify="target_only" if seed == 2 else "greedy")
-    engine = make_engine(config, padded=True, shape=AnyShape(config, seed))
-    for prompt, completion in zip(PROMPTS, engine.generate(PROMPTS, StopConditions(NEW)), strict=True):
-        assert completion.token_ids == expected(prompt)[:NEW]
-    assert len({shape for _, shape in engine.stats.decodes}) > 1
+    check_switches(config, seed)
 
 
 def test_shapes_of_several_budgets() -> None:

@@ -1,26 +1,24 @@
 """Trees of which the target has not a row for every node: which nodes are verified, and that texts are what they were.
 
-What a program does is compared with a choice in plain Python over what a draft without any KV memory finds probable.
+A choice in plain Python, over what a draft without any KV memory finds probable, says what a program must do.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any
 
 import pytest
 import torch
-from memoryless import Memoryless, emitted, memoryless
+from memoryless import Dflash, Growing, Memoryless, emitted, memoryless
 
 from specc.lab.engine.serving.requests.request import StopConditions
-from specc.runtime.plan.shape import Shape, shapes_expected
+from specc.runtime.plan.shape import Shape
 
 from .test_budgets import shares
-from .test_several_budgets import Noting
-from .test_shapes import AnyShape
+from .test_several_budgets import Noting, check_steps, check_switches, promised_by_all
 from .test_tree_accept import NEW, PROMPTS, Candidate, accepted, candidates_of, products_of
 from .tree_engine import Config, draft_of, expected, make_engine, shapes_of, target_of
 
@@ -60,10 +58,11 @@ class Text:
 
     def ranked(self, config: Config) -> list[Candidate]:
         """The nodes of a step's tree, the best path first."""
-        if config.algorithm in ("DFLASH", "DSPARK"):
-            found = products_of(self.drafts.scores(self.known, config.steps).softmax(-1), config.topk)  # type: ignore[attr-defined]
+        if isinstance(self.drafts, Dflash):
+            found = products_of(self.drafts.scores(self.known, config.steps).softmax(-1), config.topk)
         else:
-            found = candidates_of(self.drafts, self.known, config.topk, config.steps)  # type: ignore[arg-type]
+            assert isinstance(self.drafts, Growing)
+            found = candidates_of(self.drafts, self.known, config.topk, config.steps)
         return sorted(found, key=lambda c: (-c.score, c.number))[: config.nodes - 1]
 
     def survivals(self, nodes: Sequence[Candidate]) -> list[float]:
@@ -134,12 +133,6 @@ def test_the_most_probable_nodes_are_verified(config: Config) -> None:
     assert max(max(text.lens) for text in texts) > 1
 
 
-def promised(config: Config, survivals: Sequence[Sequence[float]], shape: Shape) -> list[float]:
-    """How many tokens every request is expected to emit at a shape."""
-    own = [request[: shape.num_nodes - 1] for request in survivals]
-    return [1 + sum(request[:room]) for request, room in zip(own, shares(own, shape.rows), strict=True)]
-
-
 @pytest.mark.parametrize("config", SEVERAL, ids=name_of)
 @torch.no_grad()
 def test_every_step_verifies_by_its_own_budget(config: Config) -> None:
@@ -150,28 +143,15 @@ def test_every_step_verifies_by_its_own_budget(config: Config) -> None:
             break
         survivals = step(config, running, shape)
         if shape.num_steps:
-            columns = [promised(config, survivals, other) for other in shapes_expected(shapes_of(config), shape)]
-            want.append([list(row) for row in zip(*columns, strict=True)])
-    completions = make_engine(config, shape=policy).generate(PROMPTS, StopConditions(NEW))
-    for prompt, completion, text in zip(PROMPTS, completions, texts, strict=True):
-        assert completion.token_ids == expected(prompt)[:NEW]
-        assert completion.accept_lens == emitted(text.lens, NEW - 1)
-    assert set(policy.ran) == set(shapes_of(config))
-    assert len(Counter(rows for text in texts for rows in text.rows)) > 2, "requests have different numbers of rows"
-    assert len(want) == len(policy.expected_tokens) > 3
-    for mine, theirs in zip(want, policy.expected_tokens, strict=True):
-        torch.testing.assert_close(torch.tensor(theirs), torch.tensor(mine), rtol=1e-3, atol=1e-4)
+            want.append(promised_by_all(config, survivals, shape))
+    check_steps(config, policy, texts, want)
 
 
 @pytest.mark.parametrize("config", SEVERAL, ids=name_of)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_switch_changes_no_text(config: Config, seed: int) -> None:
     """Whatever is chosen for every step, by a scheduler that runs ahead as well, at the temperatures of requests."""
-    config = replace(config, overlap=bool(seed % 2), verify="target_only" if seed == 2 else "greedy")
-    engine = make_engine(config, padded=True, shape=AnyShape(config, seed))
-    for prompt, completion in zip(PROMPTS, engine.generate(PROMPTS, StopConditions(NEW)), strict=True):
-        assert completion.token_ids == expected(prompt)[:NEW]
-    assert len({shape for _, shape in engine.stats.decodes}) > 1
+    check_switches(config, seed)
 
 
 def test_shapes_of_several_budgets() -> None:

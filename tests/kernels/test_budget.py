@@ -398,7 +398,7 @@ def test_paths_are_as_probable_as_all_of_their_drafts(launcher: Launcher, seed: 
 @quicker
 @given(seed=SEEDS, drafts=st.integers(1, 40), places=st.integers(1, 7))
 def test_requests_learn_of_nodes_behind_accepted_ones(launcher: Launcher, seed: int, drafts: int, places: int) -> None:
-    """Of those that had a row, of which one at most was right for each parent."""
+    """Nodes without a row teach nothing, and one child of a node is right at most."""
     source = generator(seed)
     rows, module = random_batch(source), small_module(A=places, E=drafts, N=drafts + 1)
     b = TypedBuilder(module)

@@ -13,7 +13,7 @@ LIMIT, TAKE, CUT = "budget.limit", "budget.take", "budget.cut"
 EXPECT = "budget.expect"
 """What an algorithm hands out for whoever chooses among budgets."""
 SHARE = "verify_lens", "verify_starts"
-"""What rows of requests are called: inputs, where the engine says which they are."""
+"""The names of how many rows a request has, and of the first. They are inputs where the engine says them."""
 PACK, UNPACK, LOGITS = "budget.pack", "budget.unpack", "budget.logits"
 """Between what is by request and packed rows."""
 _ALONG = {"axis": str}, {"axis": "A"}

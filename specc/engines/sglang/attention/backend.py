@@ -56,8 +56,8 @@ class StepAttention(ABC):
     ) -> Any:
         """For rows of the target, `lens` i32[b] of each request from `starts` i32[b] on, at most `width`.
 
-        Of a tree they are its first nodes, and `mask` and `counts` are the program's, by request. `served` says which
-        kinds have it.
+        They are the first nodes of a tree, whose `mask` and `counts` are the program's, by request. `served` says
+        which kinds have it.
         """
         raise NotImplementedError(f"{type(self).__name__} prepares no packed rows")
 

@@ -75,7 +75,7 @@ class Attention:
     ) -> Any:
         """For rows of the target, `lens` i32[b] of each request from `starts` i32[b] on, at most `width`.
 
-        Of a tree `mask` and `counts` are the program's, by request.
+        `mask` and `counts` are the program's of a tree, by request.
         """
         if self._first == "target":
             self._begin(batch)
